@@ -1,0 +1,1 @@
+"""Selective token interaction for Vision Transformers."""

@@ -1,0 +1,1 @@
+"""Images in: readers and transforms."""

@@ -1,0 +1,1 @@
+"""Named models and their weights."""

@@ -1,0 +1,1 @@
+"""The training-free swap: one verb, one file a host library."""
