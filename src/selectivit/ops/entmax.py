@@ -1,0 +1,262 @@
+"""α-entmax: probabilities with exact zeros (arXiv 1905.05702).
+
+Solver in threshold.py, derivatives in derivatives.py; this file joins them to autograd, vmap and torch.compile.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from . import derivatives
+from .threshold import solve_rows
+
+TILE_ELEMENTS = 1 << 18  # on CPU a tile of 1 MB stays in the cache through the solver's passes
+DEVICE_TILE_ELEMENTS = 1 << 26  # on an accelerator only memory bounds the tile
+
+
+def entmax(scores: Tensor, alpha: float | Tensor = 1.5, dim: int = -1) -> Tensor:
+    r"""Map scores to probabilities of which the small ones are exactly zero.
+
+    Solves argmax_p ⟨p, x⟩ + H_α(p) over the simplex, H_α the Tsallis entropy: α = 1 is softmax, α = 2 sparsemax.
+    Computed in float32 (float64 for float64 scores) and differentiable twice in the scores, forward and reverse.
+
+    Args:
+        scores: floating tensor of any shape; −inf masks an entry.
+        alpha: number ≥ 1, or a tensor that broadcasts against the scores with size 1 along `dim`, such as (heads, 1, 1)
+            for scores (B, heads, N, N). A tensor that requires grad is learnt; keep it ≥ 1, e.g. 1 + sigmoid(a).
+        dim: the dimension that sums to 1.
+
+    Returns:
+        Tensor of the scores' shape and dtype. A row that is masked throughout gives zeros and zero gradient; NaN or
+        +inf in a row gives a NaN row, as softmax does; an empty dimension gives an empty tensor.
+
+    Raises:
+        TypeError: scores are not floating point.
+        ValueError: alpha below 1, NaN or infinite, or of a shape that does not broadcast.
+        IndexError: dim out of range.
+
+    Example:
+        >>> entmax(torch.tensor([0.0, 0.5, 1.0]), alpha=2.0)
+        tensor([0.0000, 0.2500, 0.7500])
+
+    Source: Peters, Niculae, Martins, "Sparse Sequence-to-Sequence Models", arXiv 1905.05702.
+    """
+    if not scores.is_floating_point():
+        raise TypeError(f"entmax expects floating-point scores, got {scores.dtype}; call .float() on them first")
+    if scores.ndim == 0:
+        return entmax(scores.unsqueeze(0), alpha, 0).squeeze(0)
+    if not -scores.ndim <= dim < scores.ndim:
+        raise IndexError(f"dim {dim} is out of range for scores of shape {tuple(scores.shape)}")
+    rows = scores.movedim(dim, -1)
+    function = _Entmax if torch.compiler.is_compiling() else _EntmaxFunctorch
+    if isinstance(alpha, Tensor):
+        alpha_rows = _alpha_rows(alpha, scores, dim)
+        p, _ = function.apply(rows, 0.0, alpha_rows)
+    else:
+        p, _ = function.apply(rows, check_alpha(alpha), None)
+    return p.movedim(-1, dim)
+
+
+def entmax15(scores: Tensor, dim: int = -1) -> Tensor:
+    """Return `entmax(scores, 1.5, dim)`.
+
+    Example:
+        >>> entmax15(torch.tensor([0.0, 0.0, 4.0]))
+        tensor([0., 0., 1.])
+    """
+    return entmax(scores, 1.5, dim)
+
+
+def sparsemax(scores: Tensor, dim: int = -1) -> Tensor:
+    """Return `entmax(scores, 2, dim)`: the Euclidean projection on the simplex (arXiv 1602.02068).
+
+    Example:
+        >>> sparsemax(torch.tensor([0.0, 0.5, -1.0]))
+        tensor([0.2500, 0.7500, 0.0000])
+    """
+    return entmax(scores, 2.0, dim)
+
+
+def check_alpha(alpha: float | Tensor) -> float:
+    """Return alpha as a float, or raise ValueError where it is no finite number ≥ 1."""
+    value = float(alpha)
+    if not (1 <= value < math.inf):
+        raise ValueError(f"alpha must be a finite number >= 1 (1 = softmax, 1.5, 2 = sparsemax), got {alpha}")
+    return value
+
+
+def _alpha_rows(alpha: Tensor, scores: Tensor, dim: int) -> Tensor:
+    """Alpha as (…, 1) over the scores' rows, by views, so that autograd sums its gradient back."""
+    shape, dim = scores.shape, dim % scores.ndim
+    full = alpha.reshape((1,) * (scores.ndim - alpha.ndim) + alpha.shape) if alpha.ndim <= scores.ndim else alpha
+    rows = (*shape[:dim], 1, *shape[dim + 1 :])
+    if full.ndim != scores.ndim or any(a not in (1, r) for a, r in zip(full.shape, rows, strict=True)):
+        raise ValueError(
+            f"alpha of shape {tuple(alpha.shape)} does not broadcast over scores of shape {tuple(shape)}; it needs "
+            f"size 1 along dim {dim} and size 1 or the scores' elsewhere, e.g. {tuple(rows)}"
+        )
+    return full.to(working_dtype(scores)).expand(rows).movedim(dim, -1)
+
+
+def working_dtype(x: Tensor) -> torch.dtype:
+    """float64 for float64, float32 for every other floating dtype."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+@torch.library.custom_op("selectivit::entmax", mutates_args=())
+def entmax_forward(scores: Tensor, alpha: float, alpha_rows: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Solve along the last dim, tile by tile: (p in the scores' dtype, σ in the working dtype, shape (…, 1))."""
+    if alpha_rows is not None and not bool(((alpha_rows >= 1) & (alpha_rows < math.inf)).all()):
+        low, high = alpha_rows.min().item(), alpha_rows.max().item()
+        raise ValueError(f"every alpha must be a finite number >= 1, got values from {low:g} to {high:g}")
+    n = scores.shape[-1]
+    work = working_dtype(scores)
+    p = torch.empty(scores.shape, dtype=scores.dtype, device=scores.device)
+    sigma = torch.zeros(*scores.shape[:-1], 1, dtype=work, device=scores.device)
+    if scores.numel() == 0:
+        return p, sigma
+    flat, flat_p, flat_sigma = scores.reshape(-1, n), p.view(-1, n), sigma.view(-1, 1)
+    flat_alpha = None if alpha_rows is None else alpha_rows.reshape(-1, 1)
+    step = max(1, (TILE_ELEMENTS if scores.device.type == "cpu" else DEVICE_TILE_ELEMENTS) // n)
+    for start in range(0, len(flat), step):
+        tile = slice(start, start + step)
+        a = alpha if flat_alpha is None else flat_alpha[tile]
+        flat_p[tile], flat_sigma[tile] = solve_rows(flat[tile].to(work), a)
+    return p, sigma
+
+
+@entmax_forward.register_fake
+def _(scores: Tensor, alpha: float, alpha_rows: Tensor | None) -> tuple[Tensor, Tensor]:
+    rows = scores.new_empty((*scores.shape[:-1], 1), dtype=working_dtype(scores))
+    return scores.new_empty(scores.shape), rows
+
+
+class _Entmax(torch.autograd.Function):
+    """The part that torch.compile traces: forward and (twice) backward."""
+
+    @staticmethod
+    def forward(scores: Tensor, alpha: float, alpha_rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        return torch.ops.selectivit.entmax(scores, alpha, alpha_rows)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        scores, ctx.alpha, alpha_rows = inputs
+        p, sigma = output
+        ctx.mark_non_differentiable(sigma)
+        ctx.save_for_backward(scores, p, alpha_rows)
+        ctx.save_for_forward(scores, p, alpha_rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        g = grads[0]
+        scores, p, alpha_rows = ctx.saved_tensors
+        if alpha_rows is None or not ctx.needs_input_grad[2]:
+            function = _Pullback if torch.compiler.is_compiling() else _PullbackFunctorch
+            return function.apply(scores, p.detach(), g, ctx.alpha, alpha_rows), None, None
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # a second derivative, through alpha too
+            composed = _composed(scores, alpha_rows, p.detach())
+            dx, da = torch.autograd.grad(composed, (scores, alpha_rows), g, create_graph=True)
+            return dx, None, da
+        wide_p, wide_g = p.to(alpha_rows.dtype), g.to(alpha_rows.dtype)
+        dx = derivatives.jacobian_product(wide_p, alpha_rows, wide_g) if ctx.needs_input_grad[0] else None
+        da = (wide_g * derivatives.alpha_derivative(wide_p, alpha_rows)).sum(-1, keepdim=True)
+        return None if dx is None else dx.to(p.dtype), None, da
+
+
+class _EntmaxFunctorch(_Entmax):
+    """The same with forward mode and vmap, which torch.compile's tracer does not take."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None]:
+        dx, _, da = tangents
+        scores, p, alpha_rows = ctx.saved_tensors
+        alpha = ctx.alpha if alpha_rows is None else alpha_rows
+        tangent = torch.zeros_like(p)
+        if dx is not None:
+            tangent = tangent + _PullbackFunctorch.apply(scores, p, dx, ctx.alpha, alpha_rows)
+        if da is not None:
+            tangent = tangent + da * derivatives.alpha_derivative(p, alpha)
+        return tangent.to(p.dtype), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        scores, alpha, alpha_rows = args
+        scores, alpha_rows = _batch_first(info, (in_dims[0], in_dims[2]), scores, alpha_rows)
+        return _EntmaxFunctorch.apply(scores, alpha, alpha_rows), (0, 0)
+
+
+class _Pullback(torch.autograd.Function):
+    """J·g as a function of scores and g, so that its own derivative is the closed form and not one through p^(2−α)."""
+
+    @staticmethod
+    def forward(scores: Tensor, p: Tensor, g: Tensor, alpha: float, alpha_rows: Tensor | None) -> Tensor:
+        a = alpha if alpha_rows is None else alpha_rows
+        work = working_dtype(p)
+        return derivatives.jacobian_product(p.to(work), a, g.to(work)).to(p.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, p, g, ctx.alpha, alpha_rows = inputs
+        ctx.save_for_backward(p, g, alpha_rows)
+        ctx.save_for_forward(p, g, alpha_rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        h = grads[0]
+        p, g, alpha_rows = ctx.saved_tensors
+        a, work = ctx.alpha if alpha_rows is None else alpha_rows, working_dtype(p)
+        wide_p, wide_g, wide_h = p.to(work), g.to(work), h.to(work)
+        dx = derivatives.second_product(wide_p, a, wide_g, wide_h).to(p.dtype)
+        return dx, None, derivatives.jacobian_product(wide_p, a, wide_h).to(p.dtype), None, None
+
+
+class _PullbackFunctorch(_Pullback):
+    """The same with forward mode (for Hessians) and vmap."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        dx, _, dg, *_ = tangents
+        p, g, alpha_rows = ctx.saved_tensors
+        a = ctx.alpha if alpha_rows is None else alpha_rows
+        tangent = torch.zeros_like(g)
+        if dx is not None:
+            tangent = tangent + derivatives.second_product(p, a, g, dx)
+        if dg is not None:
+            tangent = tangent + derivatives.jacobian_product(p, a, dg)
+        return tangent
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        scores, p, g, alpha, rows = args
+        dims = (*in_dims[:3], in_dims[4])
+        scores, p, g, rows = _batch_first(info, dims, scores, p, g, rows)
+        return _PullbackFunctorch.apply(scores, p, g, alpha, rows), 0
+
+
+def _batch_first(info: Any, dims: tuple[Any, ...], *tensors: Tensor | None) -> list[Any]:
+    """Move the mapped dim in front, where it is one more row dim; repeat what is not mapped."""
+    return [
+        None if t is None else t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+        for t, d in zip(tensors, dims, strict=True)
+    ]
+
+
+def _composed(scores: Tensor, alpha: Tensor, p: Tensor) -> Tensor:
+    """α-entmax from differentiable torch operations: two of Newton's steps from the solution, exact to third order."""
+    eps = (alpha - 1).clamp_min(1e-6)
+    support, top = p > 0, scores.detach().amax(-1, keepdim=True)
+    z = eps * torch.where(support, scores - torch.where(top == -math.inf, 0.0, top), 0.0)
+    sigma = -torch.expm1(eps.detach() * p.amax(-1, keepdim=True).log()).nan_to_num(neginf=0.0, posinf=0.0)
+    log_p = torch.log1p(z - sigma) / eps
+    for _ in range(2):
+        s0 = torch.where(support, log_p.exp(), 0.0).sum(-1, keepdim=True)
+        s1 = torch.where(support, ((1 - eps) * log_p).exp(), 0.0).sum(-1, keepdim=True)
+        sigma = sigma - s0 * torch.expm1(-eps * s0.log()) / s1
+        log_p = torch.log1p(z - sigma) / eps
+    return torch.where(support, log_p.exp(), 0.0)

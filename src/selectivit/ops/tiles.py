@@ -1,0 +1,136 @@
+"""entmax attention tile by tile: forward and backward over slices of query rows, as torch operators.
+
+A tile holds the scores of some query rows over all heads. The backward pass computes them anew and needs no search,
+since the forward pass kept the threshold σ of every row.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import derivatives
+from .entmax import working_dtype
+from .threshold import rows_from_threshold
+
+TILE_ELEMENTS = 1 << 20  # scores in a tile over all heads: 4 MB in float32
+DEVICE_TILE_ELEMENTS = 1 << 26
+
+
+def masked_scores(q: Tensor, k: Tensor, attn_mask: Tensor | None, scale: float | Tensor) -> Tensor:
+    """Scores scale · q·kᵀ with the mask applied; a NaN under a mask of −inf or False does not survive it."""
+    scores = (q @ k.mT).mul_(scale) if not torch.is_grad_enabled() else q @ k.mT * scale
+    if attn_mask is None:
+        return scores
+    if attn_mask.dtype == torch.bool:
+        return scores.masked_fill(~attn_mask, -math.inf)
+    return torch.where(attn_mask == -math.inf, -math.inf, scores + attn_mask)
+
+
+def query_tiles(q: Tensor, m: int) -> list[slice]:
+    """Slices of query rows, so that a tile's scores over all leading dims stay within the bound."""
+    bound = TILE_ELEMENTS if q.device.type == "cpu" else DEVICE_TILE_ELEMENTS
+    rows = max(1, bound // max(1, math.prod(q.shape[:-2]) * m))
+    return [slice(start, start + rows) for start in range(0, q.shape[-2], rows)]
+
+
+def _part(tensor: Tensor | None, rows: slice) -> Tensor | None:
+    return None if tensor is None else tensor[..., rows, :]
+
+
+def without_hidden_keys(k: Tensor, v: Tensor, attn_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Zero the keys that no query may see: 0 · NaN in the products would leak what the mask hides."""
+    if attn_mask is None:
+        return k, v
+    seen = attn_mask if attn_mask.dtype == torch.bool else attn_mask != -math.inf
+    seen = seen.any(-2).unsqueeze(-1)
+    return torch.where(seen, k, 0.0), torch.where(seen, v, 0.0)
+
+
+@torch.library.custom_op("selectivit::entmax_attention", mutates_args=())
+def attention_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None,
+    alpha_rows: Tensor | None,
+    scale_rows: Tensor | None,
+    alpha: float,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Output (…, N, E) and the threshold σ (…, N, 1) of every row."""
+    work = working_dtype(q)
+    out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
+    sigma = torch.empty(*q.shape[:-1], 1, dtype=work, device=q.device)
+    k, v = without_hidden_keys(k.to(work), v.to(work), attn_mask)
+    for rows in query_tiles(q, k.shape[-2]):
+        s = scale if scale_rows is None else scale_rows[..., rows, :]
+        scores = masked_scores(q[..., rows, :].to(work), k, _part(attn_mask, rows), s)
+        p, sigma[..., rows, :] = torch.ops.selectivit.entmax(scores, alpha, _part(alpha_rows, rows))
+        out[..., rows, :] = p @ v
+    return out, sigma
+
+
+@attention_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, attn_mask: Any, a: Any, s: Any, alpha: float, scale: float) -> Any:
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty((*q.shape[:-1], 1), dtype=working_dtype(q))
+
+
+@torch.library.custom_op("selectivit::entmax_attention_backward", mutates_args=())
+def attention_backward(
+    grad: Tensor,
+    sigma: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None,
+    alpha_rows: Tensor | None,
+    scale_rows: Tensor | None,
+    alpha: float,
+    scale: float,
+    mask_needs_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, the mask, α's rows and the scale's rows; those that do not apply are empty."""
+    work = working_dtype(q)
+    wide_k, wide_v = without_hidden_keys(k.to(work), v.to(work), attn_mask)
+    dq, dk, dv = (torch.zeros(t.shape, dtype=work, device=q.device) for t in (q, k, v))
+    dmask, da, ds = _optional_gradients(q, k, mask_needs_grad, alpha_rows, scale_rows)
+    for rows in query_tiles(q, k.shape[-2]):
+        s = scale if scale_rows is None else scale_rows[..., rows, :]
+        a = alpha if alpha_rows is None else alpha_rows[..., rows, :].reshape(-1, 1)
+        wide_q, wide_grad = q[..., rows, :].to(work), grad[..., rows, :].to(work)
+        scores = masked_scores(wide_q, wide_k, _part(attn_mask, rows), s)
+        shape, m = scores.shape, scores.shape[-1]
+        p = rows_from_threshold(scores.view(-1, m), sigma[..., rows, :].reshape(-1, 1), a)
+        dp = (wide_grad @ wide_v.mT).view(-1, m)
+        dscores = derivatives.jacobian_product(p, a, dp).view(shape)
+        dv += p.view(shape).mT @ wide_grad
+        if alpha_rows is not None:
+            da[..., rows, :] = (dp * derivatives.alpha_derivative(p, a)).sum(-1).view(*shape[:-1], 1)
+        if mask_needs_grad:
+            dmask[..., rows, :] = dscores
+        if scale_rows is not None:
+            ds[..., rows, :] = (dscores * (wide_q @ wide_k.mT)).sum(-1, keepdim=True)
+        dscores = dscores * s
+        dq[..., rows, :] = dscores @ wide_k
+        dk += dscores.mT @ wide_q
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dmask, da, ds
+
+
+@attention_backward.register_fake
+def _(grad: Any, sigma: Any, q: Any, k: Any, v: Any, mask: Any, a: Any, s: Any, alpha: Any, scale: Any, need: bool):
+    dmask, da, ds = _optional_gradients(q, k, need, a, s)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dmask, da, ds
+
+
+def _optional_gradients(q: Tensor, k: Tensor, mask: bool, alpha_rows: Any, scale_rows: Any) -> tuple[Tensor, ...]:
+    """Room for the gradients of mask, α and scale; of size 0 where none is asked for."""
+    work, rows = working_dtype(q), (*q.shape[:-1], 1)
+    return (
+        q.new_empty((*q.shape[:-1], k.shape[-2]) if mask else 0, dtype=work),
+        q.new_empty(0 if alpha_rows is None else rows, dtype=work),
+        q.new_empty(0 if scale_rows is None else rows, dtype=work),
+    )
