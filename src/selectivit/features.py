@@ -1,0 +1,128 @@
+"""Images in, dense features out, for every model that a file of `swap` knows."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from selectivit.swap.sites import Preprocessing, Tower, find_tower
+
+__all__ = ["Features", "Preprocessing", "features", "preprocessing"]
+
+
+@dataclass(frozen=True)
+class Features:
+    """Tokens of one block, sorted by what they are.
+
+    Args:
+        map: (B, C, h, w), the patch tokens in their places.
+        patch_tokens: (B, h * w, C), row by row.
+        cls: (B, C), or None where the model has no class token.
+        registers: (B, R, C), or None where it has none.
+        cores: (B, C', C), or None; only core-periphery models have them.
+        grid: (h, w) in patches.
+    """
+
+    map: Tensor
+    patch_tokens: Tensor
+    cls: Tensor | None
+    registers: Tensor | None
+    cores: Tensor | None
+    grid: tuple[int, int]
+
+
+def features(model: nn.Module, images: Tensor, *, layer: int = -1, norm: bool = True) -> Features:
+    """The tokens that leave one block of a Vision Transformer, softmax or swapped.
+
+    Any image size works: position embeddings are interpolated by the host's own rule where it has one. Sizes that
+    are no multiple of the patch are resized (bilinear, antialiased) to the nearest multiple. Gradients flow unless
+    the caller turns them off; blocks after `layer` are not run.
+
+    Args:
+        model: a timm, open_clip, transformers or torchvision Vision Transformer, or one that holds such a tower.
+        images: (B, 3, H, W) or (3, H, W), floating, normalised as the model expects (see `preprocessing`).
+        layer: which block, negatives from the end.
+        norm: apply the model's final norm over tokens. Models that norm after pooling (timm with `fc_norm`, CoCa)
+            have none, and their tokens come as they are. CLIP's tokens are those before the projection.
+
+    Returns:
+        The features, in the model's dtype. A distillation token is among neither cls nor registers.
+
+    Raises:
+        ValueError: for images of another shape, a block out of range, or a model without a known image tower.
+        TypeError: for images of integers.
+
+    Example:
+        >>> import torch, torchvision
+        >>> vit = torchvision.models.VisionTransformer(32, 16, 1, 2, 16, 32).eval()
+        >>> f = features(vit, torch.randn(1, 3, 32, 48))
+        >>> f.map.shape, f.grid
+        (torch.Size([1, 16, 2, 3]), (2, 3))
+    """
+    tower = _tower(model)
+    images = _as_batch(images, tower)
+    found = tower.host.tokens(tower.module, images, layer, norm)
+    height, width = found.grid
+    tokens = found.tokens  # (B, L, C)
+    if tokens.shape[1] != found.num_prefix + height * width:
+        raise ValueError(
+            f"expected {found.num_prefix} + {height} x {width} tokens, the block handed on {tokens.shape[1]}: patch "
+            "dropout or token merging leaves no map"
+        )
+    prefix, patches = tokens[:, : found.num_prefix], tokens[:, found.num_prefix :]
+    return Features(
+        map=patches.transpose(1, 2).unflatten(2, (height, width)),
+        patch_tokens=patches,
+        cls=prefix[:, 0] if found.has_cls else None,
+        registers=prefix[:, -found.num_registers :] if found.num_registers else None,
+        cores=None,
+        grid=found.grid,
+    )
+
+
+def preprocessing(model: nn.Module) -> Preprocessing:
+    """The mean, std, patch size and image size that a model expects.
+
+    Args:
+        model: as for `features`.
+
+    Returns:
+        From the model's own configuration where it says so, else the convention of its family.
+
+    Raises:
+        ValueError: for a model without a known image tower.
+
+    Example:
+        >>> import torchvision
+        >>> preprocessing(torchvision.models.VisionTransformer(32, 16, 1, 2, 16, 32)).patch_size
+        16
+    """
+    tower = _tower(model)
+    return tower.host.preprocessing(tower.module)
+
+
+def _tower(model: nn.Module) -> Tower:
+    tower = find_tower(model)
+    if tower is None:
+        raise ValueError(
+            f"no image tower found in {type(model).__name__}: expected a Vision Transformer of timm, open_clip, "
+            "transformers or torchvision"
+        )
+    return tower
+
+
+def _as_batch(images: Any, tower: Tower) -> Tensor:
+    if not isinstance(images, Tensor) or not images.is_floating_point():
+        kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
+        raise TypeError(f"expected a floating tensor of normalised images, got {kind}")
+    if images.ndim not in (3, 4) or images.shape[-3] != 3 or 0 in images.shape:
+        raise ValueError(f"expected images of shape (B, 3, H, W) or (3, H, W), got {tuple(images.shape)}")
+    images = images if images.ndim == 4 else images[None]
+    patch = tower.host.preprocessing(tower.module).patch_size
+    height, width = (max(1, round(side / patch)) * patch for side in images.shape[-2:])
+    if (height, width) != tuple(images.shape[-2:]):
+        images = F.interpolate(images, size=(height, width), mode="bilinear", antialias=True, align_corners=False)
+    parameter = next(tower.module.parameters())
+    return images if torch.is_autocast_enabled(images.device.type) else images.to(parameter.dtype)

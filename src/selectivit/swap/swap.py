@@ -1,0 +1,186 @@
+"""Swap softmax for another rule inside the attention of a pretrained model, and back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from selectivit.ops.selective import AttentionRule
+from selectivit.swap.install import Installed, install, is_current, uninstall
+from selectivit.swap.sites import Site, find_sites
+
+
+class HasFactors(Protocol):
+    """A calibration: one factor on the scores per head, for each attention module by name."""
+
+    @property
+    def factors(self) -> Mapping[str, Tensor]:
+        """From module names to factors of shape (heads,)."""
+        ...
+
+
+class Swap:
+    """A swap in force: what was replaced, what was skipped and why, and the way back.
+
+    Leaving the `with` block, or `restore`, puts back the very objects that were there. Swaps over swaps are
+    restored in the reverse order.
+    """
+
+    def __init__(self, installed: Sequence[Installed], skipped: Mapping[str, str]):
+        self._installed = list(installed)
+        self.sites: list[Site] = [item.site for item in installed]
+        self.replaced: tuple[str, ...] = tuple(site.name for site in self.sites)
+        self.skipped: dict[str, str] = dict(skipped)
+
+    def restore(self) -> None:
+        """Put the host's attention back; a second call does nothing.
+
+        Raises:
+            RuntimeError: when a later swap lies over this one.
+        """
+        covered = [item.site.name for item in self._installed if not is_current(item)]
+        if covered:
+            raise RuntimeError(
+                f"another swap lies over {', '.join(covered)}: restore the later swaps first, the last one made before "
+                "the others"
+            )
+        while self._installed:
+            uninstall(self._installed.pop())
+
+    def __enter__(self) -> "Swap":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.restore()
+
+    def __repr__(self) -> str:
+        return f"Swap(replaced={self.replaced}, skipped={self.skipped})"
+
+
+def swap_attention(
+    model: nn.Module,
+    normalizer: str = "entmax",
+    alpha: float | Tensor = 1.5,
+    scores: str = "qk",
+    layers: int | Sequence[int] | None = -1,
+    *,
+    scale: float | Tensor | HasFactors | None = None,
+    temperature: float = 1.0,
+    combine: str = "mean",
+    seed: int = 0,
+) -> Swap:
+    """Replace softmax in the attention of a model's image tower, without training.
+
+    Works on timm (ViT, DeiT, DINO v1 to v3, SigLIP, EVA), open_clip, transformers (CLIP, SigLIP, DINOv2 and v3, ViT),
+    torchvision's ViT and plain `nn.MultiheadAttention`. Parameters, buffers and state-dict keys stay as they are;
+    the text tower and pooling heads are left alone. Masks, dropout, norms of q and k, rotary embeddings and gates
+    stay the host's.
+
+    Args:
+        model: the model, changed in place until the swap is restored.
+        normalizer: "entmax", "sparsemax", "softmax" or "random_mask".
+        alpha: entmax's α, at least 1; 1 is softmax, 2 is sparsemax.
+        scores: "qk", "qq", "kk", "vv", a sum such as "qq+kk", or "v" (no mixing).
+        layers: -1 the last attention layer, -n or n the last n, a list those (negatives count from the end), None all.
+        scale: multiplies the scores on top of the host's 1/sqrt(d): a number, one per head (heads,), or a calibration.
+        temperature: divides the scores.
+        combine: how the probabilities of a sum of score sources are joined, "mean" or "sum".
+        seed: of the random mask.
+
+    Returns:
+        The swap: a context manager and a handle.
+
+    Raises:
+        ValueError: for an unknown name or layer, or when nothing matched; the text lists what was found.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> model = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
+        >>> with swap_attention(model, alpha=1.5) as swap:
+        ...     swap.replaced
+        ('self_attn',)
+
+    Source: training-free swap of softmax in frozen models; α-entmax is Peters et al. 2019 (arXiv:1905.05702).
+    """
+    plain = scale if scale is None or isinstance(scale, (int, float, Tensor)) else None
+    rule = AttentionRule(
+        normalizer=normalizer,
+        alpha=alpha,
+        scores=scores,
+        scale=plain,
+        temperature=temperature,
+        combine=combine,
+        seed=seed,
+    )
+    found, skipped = find_sites(model)
+    if not found:
+        raise ValueError(_nothing_found(model, skipped))
+    chosen: list[tuple[Site, AttentionRule]] = []
+    for site in select_layers(found, layers):
+        if site.cross and rule.scores != "qk":
+            skipped[site.name] = f"cross-attention has no {rule.scores!r} scores: queries and keys differ in length"
+        else:
+            chosen.append((site, _rule_for(site, rule, scale)))
+    if not chosen:
+        raise ValueError(_nothing_found(model, skipped))
+    return Swap([install(site, rule) for site, rule in chosen], skipped)
+
+
+def select_layers(sites: Sequence[Site], layers: int | Sequence[int] | None) -> list[Site]:
+    """The sites that `layers` names: None all, an int the last that many, a list those.
+
+    Raises:
+        ValueError: for 0, an empty list, or an index out of range; the text says how many there are.
+    """
+    count = len(sites)
+    if layers is None:
+        return list(sites)
+    if isinstance(layers, bool):
+        raise ValueError("layers must be an int, a list of ints or None, got a bool")
+    if isinstance(layers, int):
+        if not 1 <= abs(layers) <= count:
+            raise ValueError(f"layers={layers}: expected the last 1 to {count} layers, -1 to -{count}, or None for all")
+        return list(sites[-abs(layers) :])
+    indices = list(layers)
+    if not indices:
+        raise ValueError(f"layers is empty: name some of the {count} layers, 0 to {count - 1}, or pass None for all")
+    wrong = [index for index in indices if isinstance(index, bool) or not isinstance(index, int)]
+    if wrong:
+        raise ValueError(f"layers must hold ints, got {wrong}")
+    outside = [index for index in indices if not -count <= index < count]
+    if outside:
+        raise ValueError(
+            f"layers {outside} are out of range: this model has {count} attention layers, 0 to {count - 1}"
+        )
+    return [sites[index] for index in sorted({index % count for index in indices})]
+
+
+def _rule_for(site: Site, rule: AttentionRule, scale: float | Tensor | HasFactors | None) -> AttentionRule:
+    """The rule with the factors of this site, checked against its heads."""
+    factors = rule.scale
+    if scale is not None and not isinstance(scale, (int, float, Tensor)):
+        if not hasattr(scale, "factors"):
+            raise ValueError(f"scale must be a number, a tensor (heads,) or a calibration, got {type(scale).__name__}")
+        if site.name not in scale.factors:
+            known = ", ".join(scale.factors)
+            raise ValueError(f"the calibration has no factors for {site.name!r}; it has {known}")
+        factors = scale.factors[site.name]
+    if isinstance(factors, Tensor) and factors.ndim and tuple(factors.shape) != (site.num_heads,):
+        raise ValueError(
+            f"scale has shape {tuple(factors.shape)}, expected ({site.num_heads},): "
+            f"{site.name} has {site.num_heads} heads"
+        )
+    return replace(rule, scale=factors)
+
+
+def _nothing_found(model: nn.Module, skipped: Mapping[str, str]) -> str:
+    kind = type(model).__name__
+    if not skipped:
+        return f"no attention found in {kind}: expected a timm, open_clip, transformers or torch Vision Transformer"
+    found = "\n".join(f"  {name}: {why}" for name, why in skipped.items())
+    return f"no attention that can be swapped in {kind}; found, and left alone:\n{found}"

@@ -1,0 +1,77 @@
+"""Read the tokens that leave one block of a model, whatever the block's host."""
+
+import copy
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class _ReachedError(Exception):
+    """Ends a forward at the block that was asked for."""
+
+
+def tap(block: nn.Module, run: Callable[[], Any]) -> Tensor:
+    """The output of `block` while `run()` runs a model that holds it; what comes after the block is not run.
+
+    Raises:
+        RuntimeError: when the forward never reached the block.
+    """
+    caught: list[Tensor] = []
+
+    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        caught.append(output[0] if isinstance(output, tuple) else output)
+        raise _ReachedError
+
+    handle = block.register_forward_hook(hook)
+    try:
+        with eager():
+            run()
+    except _ReachedError:
+        return caught[0]
+    finally:
+        handle.remove()
+    raise RuntimeError(f"the model's forward never reached {type(block).__name__}")
+
+
+def eager() -> AbstractContextManager[Any]:
+    """Run compiled models eagerly, so that a look inside does not compile them anew."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
+
+
+def shadow(module: Module) -> Module:
+    """A copy that shares all parameters and submodules, whose own attributes can change without touching `module`."""
+    twin = copy.copy(module)
+    for name in ("_parameters", "_buffers", "_modules"):
+        twin.__dict__[name] = dict(vars(module)[name])
+    return twin
+
+
+def pick_block(blocks: Sequence[nn.Module], layer: int) -> nn.Module:
+    """The block at `layer`, negatives from the end.
+
+    Raises:
+        ValueError: when there is no such block; the text says how many there are.
+    """
+    count = len(blocks)
+    if isinstance(layer, bool) or not isinstance(layer, int) or not -count <= layer < count:
+        raise ValueError(f"layer={layer!r} is out of range: this model has {count} blocks, 0 to {count - 1}")
+    return blocks[layer]
+
+
+def resize_positions(positions: Tensor, old: tuple[int, int], new: tuple[int, int], num_prefix: int) -> Tensor:
+    """Position embeddings (1, num_prefix + h * w, C) of an `old` grid, bicubic for a `new` one; prefix ones kept."""
+    if old == new:
+        return positions
+    prefix, grid = positions[:, :num_prefix], positions[:, num_prefix:]
+    grid = grid.reshape(1, *old, -1).permute(0, 3, 1, 2)  # (1, C, h, w)
+    resized = F.interpolate(grid.float(), size=new, mode="bicubic", antialias=True).to(grid.dtype)
+    return torch.cat([prefix, resized.flatten(2).transpose(1, 2)], dim=1)
