@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from .entmax import check_alpha, entmax, working_dtype
@@ -12,14 +13,14 @@ from .tiles import masked_scores, without_hidden_keys
 
 
 def entmax_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Float[Tensor, "*#lead n d"],
+    k: Float[Tensor, "*#lead m d"],
+    v: Float[Tensor, "*#lead m e"],
     *,
     alpha: float | Tensor = 1.5,
     attn_mask: Tensor | None = None,
     scale: float | Tensor | None = None,
-) -> Tensor:
+) -> Float[Tensor, "*#lead n e"]:
     """Attention with α-entmax in place of softmax, as `scaled_dot_product_attention` is called.
 
     Memory beyond inputs and output is one tile of query rows, forward and backward. Scores, threshold and gradients
@@ -50,10 +51,12 @@ def entmax_attention(
     check_attention_inputs(q, k, v, attn_mask)
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     q, k, v = (t.expand(*lead, *t.shape[-2:]) for t in (q, k, v))
-    scale = float(q.shape[-1]) ** -0.5 if scale is None else scale
     work, rows = working_dtype(q), (*lead, q.shape[-2], 1)
     a, a_rows = (0.0, alpha.to(work).expand(rows)) if isinstance(alpha, Tensor) else (check_alpha(alpha), None)
-    s, s_rows = (1.0, scale.to(work).expand(rows)) if isinstance(scale, Tensor) else (float(scale), None)
+    if isinstance(scale, Tensor):
+        s, s_rows = 1.0, scale.to(work).expand(rows)
+    else:
+        s, s_rows = float(q.shape[-1]) ** -0.5 if scale is None else float(scale), None
     if attn_mask is not None:
         attn_mask = attn_mask.expand(*lead, q.shape[-2], k.shape[-2])
     function = _TiledAttention if torch.compiler.is_compiling() else _TiledAttentionFunctorch

@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -19,7 +20,9 @@ TILE_ELEMENTS = 1 << 18  # on CPU a tile of 1 MB stays in the cache through the 
 DEVICE_TILE_ELEMENTS = 1 << 26  # on an accelerator only memory bounds the tile
 
 
-def entmax(scores: Tensor, alpha: float | Tensor = 1.5, dim: int = -1) -> Tensor:
+def entmax(
+    scores: Float[Tensor, "*shape"], alpha: float | Tensor = 1.5, dim: int = -1
+) -> Float[Tensor, "*shape"]:
     r"""Map scores to probabilities of which the small ones are exactly zero.
 
     Solves argmax_p ⟨p, x⟩ + H_α(p) over the simplex, H_α the Tsallis entropy: α = 1 is softmax, α = 2 sparsemax.
@@ -62,7 +65,7 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5, dim: int = -1) -> Tensor
     return p.movedim(-1, dim)
 
 
-def entmax15(scores: Tensor, dim: int = -1) -> Tensor:
+def entmax15(scores: Float[Tensor, "*shape"], dim: int = -1) -> Float[Tensor, "*shape"]:
     """Return `entmax(scores, 1.5, dim)`.
 
     Example:
@@ -72,7 +75,7 @@ def entmax15(scores: Tensor, dim: int = -1) -> Tensor:
     return entmax(scores, 1.5, dim)
 
 
-def sparsemax(scores: Tensor, dim: int = -1) -> Tensor:
+def sparsemax(scores: Float[Tensor, "*shape"], dim: int = -1) -> Float[Tensor, "*shape"]:
     """Return `entmax(scores, 2, dim)`: the Euclidean projection on the simplex (arXiv 1602.02068).
 
     Example:
@@ -207,7 +210,9 @@ class _Pullback(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  (the decorator's stub: ctx positional-only)
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, ...]:
         h = grads[0]
         p, g, alpha_rows = ctx.saved_tensors
         a, work = ctx.alpha if alpha_rows is None else alpha_rows, working_dtype(p)

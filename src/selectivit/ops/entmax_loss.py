@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from .entmax import check_alpha, entmax, working_dtype
@@ -13,8 +14,13 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 def entmax_loss(
-    scores: Tensor, target: Tensor, alpha: float = 1.5, *, ignore_index: int = -100, reduction: str = "mean"
-) -> Tensor:
+    scores: Float[Tensor, "*rows classes"],
+    target: Int64[Tensor, "*rows"],
+    alpha: float = 1.5,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Float[Tensor, ""] | Float[Tensor, "*rows"]:
     """Loss of scores against class indices: H_α(p) + ⟨p − e_target, x⟩ with p = entmax(x).
 
     Its gradient is p − e_target, so it is zero once the target leads by the margin.

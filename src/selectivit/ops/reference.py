@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 
-def entmax_reference(scores: Tensor, alpha: float = 1.5, dim: int = -1) -> Tensor:
+def entmax_reference(
+    scores: Float[Tensor, "*shape"], alpha: float = 1.5, dim: int = -1
+) -> Float[Tensor, "*shape"]:
     """α-entmax by 200 bisections of the threshold, in float64.
 
     Args:

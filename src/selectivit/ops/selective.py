@@ -7,6 +7,7 @@ import math
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from .attention import check_attention_inputs, entmax_attention
@@ -67,15 +68,15 @@ SOFTMAX = AttentionRule("softmax", alpha=1.0)
 
 
 def selective_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Float[Tensor, "*lead n d"],
+    k: Float[Tensor, "*lead m d"],
+    v: Float[Tensor, "*lead m e"],
     rule: AttentionRule,
     *,
     scale: float | None = None,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
-) -> Tensor:
+) -> Float[Tensor, "*lead n e"]:
     """Attend by a rule. Softmax of qk is torch's fused kernel itself; entmax never holds an (N, M) matrix.
 
     Args:
@@ -107,15 +108,15 @@ def selective_attention(
 
 
 def attention_weights(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Float[Tensor, "*lead n d"],
+    k: Float[Tensor, "*lead m d"],
+    v: Float[Tensor, "*lead m e"],
     rule: AttentionRule,
     *,
     scale: float | None = None,
     attn_mask: Tensor | None = None,
     queries: slice | Tensor | None = None,
-) -> Tensor:
+) -> Float[Tensor, "*lead rows m"]:
     """The probabilities themselves, as `selective_attention` applies them.
 
     Args:
