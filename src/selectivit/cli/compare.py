@@ -1,0 +1,148 @@
+"""Show what a swap of the attention does to one photo: softmax and the swap side by side.
+
+Writes a picture (features in joint PCA colours, attention of CLS and of one patch, curves over the layers) and a JSON
+file with the numbers, both named after the photo.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ActionYesNo, ArgumentParser, Namespace
+
+from selectivit.cli.options import (
+    RunOptions,
+    SwapOptions,
+    add_options,
+    option,
+    parse_layers,
+    parse_patch,
+    pick_device,
+    take,
+)
+from selectivit.cli.writing import check_writable, write_atomic, write_json
+
+HELP = "show softmax and a swap side by side on one photo: a picture, and the numbers as JSON"
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What to look at."""
+
+    layer: int = option(-1, "N", "the layer whose features and attention are shown, counted from 0; -1 is the last")
+    size: int | None = option(
+        None, "PX", "the photo's shorter side in pixels, then rounded to whole patches; default: the model's own size"
+    )
+    patch: str | None = option(
+        None,
+        "ROW,COLUMN",
+        "the patch whose attention is shown, counted from 0 at the upper left; default: the one with the most softmax "
+        "attention from CLS, its eight neighbours counted as well",
+    )
+    max_support: float | None = option(
+        None,
+        "SHARE",
+        "the largest share of non-zero weights, 0 to 1, that the calibration may leave; default: no bound",
+    )
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the command's options.
+
+    Args:
+        parser: the command's parser.
+    """
+    parser.add_argument("photo", type=str, help="the photo")
+    add_options(parser, RunOptions)
+    add_options(parser, SwapOptions)
+    parser.add_argument(
+        "--calibrate",
+        action=ActionYesNo(no_prefix="no-"),
+        default=True,
+        help="fit a factor on the scores per layer and head, on this photo, so that the outputs stay near softmax's; "
+        "for entmax and sparsemax with scores qk, others are never calibrated",
+    )
+    add_options(parser, CompareOptions)
+
+
+def run(options: Namespace) -> int:
+    """Compare, write, and print a table.
+
+    Args:
+        options: the parsed options.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        ValueError: no image, an unknown model, a rule that does not exist, a layer or patch out of range.
+        OSError: the photo cannot be read, or the results cannot be written.
+    """
+    where, what, swap = take(RunOptions, options), take(CompareOptions, options), take(SwapOptions, options)
+    patch = None if what.patch is None else parse_patch(what.patch)
+    rule = {**asdict(swap), "layers": parse_layers(swap.layers), "seed": where.seed}
+    out, photo = Path(where.out), Path(options.photo)
+    check_writable(out)
+
+    import torch
+
+    from selectivit.cli.compare_report import draw, numbers, versions
+    from selectivit.cli.comparison import compare_photo
+    from selectivit.cli.reading import ready_photo
+    from selectivit.models.weights import load_model
+    from selectivit.vis.compare import to_png
+
+    torch.manual_seed(where.seed)
+    device = pick_device(where.device)
+    model = load_model(where.model, device=str(device))
+    ready = ready_photo(photo, model, what.size)
+    images = ready.image[None].to(device)  # (1, 3, H, W)
+    fit = {"calibrate": options.calibrate, "max_support": what.max_support}
+    comparison = compare_photo(model, images, rule, layer=what.layer, patch=patch, **fit)
+
+    found = numbers(comparison)
+    picture, report = out / f"{photo.stem}.compare.png", out / f"{photo.stem}.compare.json"
+    content = {
+        "photo": str(photo),
+        "notes": list(ready.notes),
+        "image_size": list(ready.shown.shape[:2]),
+        "settings": {**asdict(where), **asdict(swap), **asdict(what), "calibrated": comparison.factors is not None},
+        "versions": versions(),
+        **found,
+        "files": [str(picture), str(report)],
+    }
+    figure = draw(comparison, ready.shown, _name(swap), f"{where.model}, {photo.name}")
+    write_atomic(picture, to_png(figure))
+    write_json(report, content)
+    _print(found, _name(swap))
+    print(picture, report, sep="\n")
+    return 0
+
+
+def _name(swap: SwapOptions) -> str:
+    """Name a swap in a few letters, such as "entmax 1.5, qq"."""
+    alpha = f" {swap.alpha:g}" if swap.normalizer == "entmax" else ""
+    scores = f", {swap.scores}" if swap.scores != "qk" else ""
+    return f"{swap.normalizer.replace('_', ' ')}{alpha}{scores}"
+
+
+def _print(found: dict[str, Any], name: str) -> None:
+    """Print the means over layers as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("mean over layers", title=f"cosine similarity of features: {found['features']['cosine_mean']:.4f}")
+    for title in ("non-zero weights", "support size", "entropy (nats)", "effective tokens"):
+        table.add_column(title, justify="right")
+    for label, key in (("softmax", "softmax"), (name, "swap")):
+        mean = found["mean"][key]
+        table.add_row(
+            label,
+            f"{100 * mean['support_share']:.2f} %",
+            f"{mean['support_size']:.1f}",
+            f"{mean['entropy']:.3f}",
+            f"{mean['effective_tokens']:.1f}",
+        )
+    Console().print(table)

@@ -1,0 +1,155 @@
+"""The loop over photos: read, batch by size, compute, write; one bad photo stops none of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from selectivit.cli.feature_files import Photo, file_digest, kept_record, save_photo
+from selectivit.cli.reading import ReadyPhoto, ready_photo
+from selectivit.cli.writing import WriteError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from selectivit.features import Features
+
+
+@dataclass
+class Outcome:
+    """What became of the photos.
+
+    Args:
+        done: their entries of features.json.
+        skipped: the source and the reason of those that could not be read.
+        stopped: why the work ended early.
+    """
+
+    done: list[dict[str, Any]] = field(default_factory=list)
+    skipped: list[dict[str, str]] = field(default_factory=list)
+    stopped: str | None = None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A photo that waits for others of its size.
+
+    Args:
+        photo: which one.
+        digest: its `file_digest`.
+        ready: its tensors.
+    """
+
+    photo: Photo
+    digest: str
+    ready: ReadyPhoto
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """How one job turns photos into files.
+
+    Args:
+        model: in eval mode, on its device, swapped or not.
+        out: the job's folder.
+        settings: all that the numbers depend on beside the photo.
+        layer: the block whose tokens are taken.
+        norm: pass them through the final norm.
+        size: of the shorter side in pixels; None is the model's own.
+        batch_size: photos computed at once.
+        outcome: filled as the work goes on, so that an interruption finds it.
+        tell: called with a line to print, or None, after each photo.
+    """
+
+    model: nn.Module
+    out: Path
+    settings: dict[str, Any]
+    layer: int
+    norm: bool
+    size: int | None
+    batch_size: int
+    outcome: Outcome
+    tell: Callable[[str | None], None]
+
+    def run(self, photos: Iterable[Photo]) -> None:
+        """Work through the photos.
+
+        Args:
+            photos: in the order of reading; those of one size are computed together.
+        """
+        try:
+            for batch in batches(self._load_all(photos), self.batch_size):
+                self._compute(batch)
+        except WriteError as error:  # the next photo would meet the same full disk
+            self.outcome.stopped = str(error)
+            self.tell(f"stopped: {error}")
+
+    def _load_all(self, photos: Iterable[Photo]) -> Iterator[Loaded]:
+        from selectivit.data.images import ImageError
+
+        for photo in photos:
+            try:
+                loaded = self._load(photo)
+            except WriteError:
+                raise
+            except (ImageError, OSError) as error:
+                self.outcome.skipped.append({"source": str(photo.path), "reason": str(error)})
+                self.tell(f"skipped {photo.path}: {error}")
+                continue
+            if loaded is not None:
+                yield loaded
+
+    def _load(self, photo: Photo) -> Loaded | None:
+        """Read a photo; None where its results are there already."""
+        digest = file_digest(photo.path)
+        record = kept_record(photo, self.out, self.settings, digest)
+        if record is not None:
+            self.outcome.done.append(record)
+            self.tell(None)
+            return None
+        return Loaded(photo, digest, ready_photo(photo.path, self.model, self.size))
+
+    def _compute(self, batch: Sequence[Loaded]) -> None:
+        import torch
+
+        from selectivit.features import features
+
+        device = next(self.model.parameters()).device
+        images = torch.stack([loaded.ready.image for loaded in batch])  # (B, 3, H, W)
+        with torch.inference_mode():
+            found = features(self.model, images.to(device), layer=self.layer, norm=self.norm)
+        for i, loaded in enumerate(batch):
+            record = save_photo(loaded.photo, self.out, self.settings, loaded.digest, _tensors(found, i), loaded.ready)
+            self.outcome.done.append(record)
+            self.tell(None)
+
+
+def batches(items: Iterable[Loaded], batch_size: int, held: int = 4) -> Iterator[list[Loaded]]:
+    """Group photos of equal size, whatever order they come in, holding few of them.
+
+    Args:
+        items: photos.
+        batch_size: the most photos in a group.
+        held: how many full batches' worth of photos may wait for others of their size.
+
+    Returns:
+        An iterator over groups, each of photos of one size.
+    """
+    waiting: dict[tuple[int, ...], list[Loaded]] = {}
+    for item in items:
+        waiting.setdefault(tuple(item.ready.image.shape), []).append(item)
+        largest = max(waiting, key=lambda shape: len(waiting[shape]))
+        if len(waiting[largest]) == batch_size or sum(map(len, waiting.values())) >= held * batch_size:
+            yield waiting.pop(largest)
+    yield from waiting.values()
+
+
+def _tensors(found: Features, i: int) -> dict[str, Tensor]:
+    tensors = {"map": found.map[i], "cls": found.cls, "registers": found.registers}
+    for name in ("cls", "registers"):
+        whole = tensors.pop(name)
+        if whole is not None and whole.numel():
+            tensors[name] = whole[i]
+    return {name: tensor.float().cpu() for name, tensor in tensors.items()}

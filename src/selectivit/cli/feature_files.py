@@ -1,0 +1,180 @@
+"""The files of one photo: its features as safetensors, and their PCA picture."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from selectivit.cli.reading import ReadyPhoto
+from selectivit.cli.writing import write_atomic
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Photo:
+    """One photo of a job.
+
+    Args:
+        path: where it lies.
+        name: of its outputs, relative to the job's folder, without a suffix.
+    """
+
+    path: Path
+    name: str
+
+    def targets(self, out: Path) -> tuple[Path, Path]:
+        """Name the files that the photo's results go to.
+
+        Args:
+            out: the job's folder.
+
+        Returns:
+            The features and the picture.
+
+        Example:
+            >>> [p.as_posix() for p in Photo(Path("a/b.jpg"), "b").targets(Path("out"))]
+            ['out/b.safetensors', 'out/b.pca.png']
+        """
+        # Never the photo's own name: a job may well write into the folder that it reads.
+        return out / f"{self.name}.safetensors", out / f"{self.name}.pca.png"
+
+
+def file_digest(path: Path) -> str:
+    """Identify a file by its content.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Its SHA-256 in hexadecimal digits.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Identify a model by its parameters and buffers, since a name or folder may come to hold other ones.
+
+    Args:
+        model: any model.
+
+    Returns:
+        A SHA-256 in hexadecimal digits.
+
+    Example:
+        >>> from torch import nn
+        >>> weights_digest(nn.Identity())[:8]
+        'e3b0c442'
+    """
+    import torch
+
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if isinstance(tensor, torch.Tensor):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def kept_record(photo: Photo, out: Path, settings: dict[str, Any], digest: str) -> dict[str, Any] | None:
+    """Look for a photo's results of an earlier run with the same settings and the same photo.
+
+    Args:
+        photo: the photo.
+        out: the job's folder.
+        settings: of this run.
+        digest: the photo's `file_digest`.
+
+    Returns:
+        The photo's entry for features.json; None if it must be computed.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    features, picture = photo.targets(out)
+    if not (features.is_file() and picture.is_file()):
+        return None
+    try:
+        with safe_open(features, framework="pt") as file:
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError):  # not ours, or damaged: computed anew
+        return None
+    if metadata.get("settings") != _stable_json(settings) or metadata.get("source_sha256") != digest:
+        return None
+    return {**json.loads(metadata["record"]), "source": str(photo.path), "state": "kept"}
+
+
+def save_photo(
+    photo: Photo,
+    out: Path,
+    settings: dict[str, Any],
+    digest: str,
+    tensors: dict[str, Tensor],
+    ready: ReadyPhoto,
+) -> dict[str, Any]:
+    """Write a photo's features and picture, each atomically; the features last, since they say that both are there.
+
+    Args:
+        photo: the photo.
+        out: the job's folder.
+        settings: of this run.
+        digest: the photo's `file_digest`.
+        tensors: what the safetensors file holds; "map" is (C, h, w).
+        ready: the photo as the model saw it.
+
+    Returns:
+        The photo's entry for features.json.
+
+    Raises:
+        WriteError: no space, no permission.
+    """
+    import safetensors.torch
+
+    features, picture = photo.targets(out)
+    record = {
+        "source": str(photo.path),
+        "features": features.relative_to(out).as_posix(),
+        "picture": picture.relative_to(out).as_posix(),
+        "image_size": list(ready.shown.shape[:2]),
+        "grid": list(tensors["map"].shape[1:]),
+        "notes": list(ready.notes),
+    }
+    metadata = {
+        "format": "pt",
+        "settings": _stable_json(settings),
+        "source": str(photo.path),
+        "source_sha256": digest,
+        "record": _stable_json(record),
+    }
+    write_atomic(picture, _picture(ready.shown, tensors["map"]))
+    # As bytes and then to the disk ourselves, so that a full disk is an OSError and leaves no half file.
+    write_atomic(features, safetensors.torch.save({k: t.contiguous() for k, t in tensors.items()}, metadata))
+    return {**record, "state": "written"}
+
+
+def _picture(shown: Tensor, features: Tensor) -> bytes:
+    """Render the photo beside its features' PCA, which covers it patch by patch."""
+    import torch
+    from PIL import Image
+
+    from selectivit.vis.pca import pca_maps
+
+    colours = pca_maps([features])[0][0]  # (h, w, 3)
+    size = (shown.shape[0], shown.shape[1])
+    large = torch.nn.functional.interpolate(colours.permute(2, 0, 1)[None], size=size, mode="nearest-exact")[0]
+    both = torch.cat([shown, torch.ones(size[0], 8, 3), large.permute(1, 2, 0)], dim=1).clamp(0, 1)
+    buffer = io.BytesIO()
+    Image.fromarray((both * 255).round().to(torch.uint8).numpy()).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _stable_json(content: dict[str, Any]) -> str:
+    return json.dumps(content, sort_keys=True, ensure_ascii=False)

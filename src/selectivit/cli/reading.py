@@ -1,0 +1,56 @@
+"""A photo from its file to the tensor that a model takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class ReadyPhoto:
+    """A photo that is ready for a model.
+
+    Args:
+        image: (3, H, W), normalised.
+        shown: the same before normalising, (H, W, 3) in 0..1.
+        notes: what was done to the photo on reading it.
+    """
+
+    image: Tensor
+    shown: Tensor
+    notes: tuple[str, ...]
+
+
+def ready_photo(path: Path, model: nn.Module, size: int | None) -> ReadyPhoto:
+    """Read a photo and make it what a model takes.
+
+    Args:
+        path: the file.
+        model: the model.
+        size: length in pixels of the shorter side; None is the size the model was made for.
+
+    Returns:
+        The photo.
+
+    Raises:
+        ImageError: the file is no image that can be read.
+        OSError: the file cannot be opened.
+        ValueError: a size that is not positive.
+    """
+    import torch
+
+    from selectivit.data.images import read_image
+    from selectivit.data.transforms import to_tensor
+    from selectivit.features import preprocessing
+
+    expected = preprocessing(model)
+    if size is None:
+        size = min(expected.image_size)
+    read = read_image(path)
+    image = to_tensor(read.image, mean=expected.mean, std=expected.std, patch_size=expected.patch_size, size=size)
+    shown = image.permute(1, 2, 0) * torch.tensor(expected.std) + torch.tensor(expected.mean)
+    return ReadyPhoto(image, shown.clamp(0, 1), tuple(read.notes))
