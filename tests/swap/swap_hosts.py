@@ -110,7 +110,12 @@ def open_clip_coca() -> nn.Module:
 def open_clip_timm() -> nn.Module:
     from open_clip.model import CustomTextCLIP
 
-    vision = {"timm_model_name": "vit_tiny_patch16_224", "timm_pool": "token", "timm_proj": "linear", "image_size": SIZE}
+    vision = {
+        "timm_model_name": "vit_tiny_patch16_224",
+        "timm_pool": "token",
+        "timm_proj": "linear",
+        "image_size": SIZE,
+    }
     model = CustomTextCLIP(16, vision, TEXT)
     model.visual.trunk = timm_vit(num_classes=0)
     model.visual.head = nn.Linear(WIDTH, 16)
@@ -276,9 +281,7 @@ HOSTS: dict[str, Host] = {
         forward=lambda model, x: model.encode_image(x),
         text=open_clip_text,
     ),
-    "transformers CLIP": Host(
-        lambda: hf_both("CLIP"), skipped=2, native=hf_tokens, forward=hf_forward, text=hf_text
-    ),
+    "transformers CLIP": Host(lambda: hf_both("CLIP"), skipped=2, native=hf_tokens, forward=hf_forward, text=hf_text),
     "transformers SigLIP": Host(
         lambda: hf_both("Siglip"),
         prefix=0,

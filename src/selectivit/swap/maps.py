@@ -52,7 +52,7 @@ def attention_maps(
     """
     site = _pick(model, layer)
     with recording([site]) as calls, eager():
-        _run(unwrap(model), images, site)
+        run_forward(unwrap(model), images, site)
     found = calls[site.name]
     if len(found) != 1:
         raise ValueError(f"expected {site.name!r} to attend once a forward, it did {len(found)} times")
@@ -75,7 +75,7 @@ def _pick(model: nn.Module, layer: int) -> Site:
     return sites[layer]
 
 
-def _run(model: nn.Module, images: Tensor, site: Site) -> None:
+def run_forward(model: nn.Module, images: Tensor, site: Site) -> None:
     """A forward that reaches the site: through the tower's blocks, at any image size, or the model's own."""
     tower = find_tower(model)
     if tower is None:

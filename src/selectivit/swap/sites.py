@@ -2,7 +2,7 @@
 
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -17,6 +17,7 @@ HOSTS = {
     "torchvision": "selectivit.swap.torch_mha",
     "torch": "selectivit.swap.torch_mha",
 }
+POOLS = "pools with learnt queries: left on softmax"
 _NAMED_LIKE_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 
 
@@ -147,24 +148,40 @@ def find_sites(model: nn.Module) -> tuple[list[Site], dict[str, str]]:
     """
     tower = find_tower(model)
     sites: list[Site] = []
-    skipped: dict[str, str] = {}
+    known: dict[str, str] = {}  # left alone for a reason of its own
+    unknown: dict[str, str] = {}  # only named like attention: perhaps a block around the real one
     for name, module, parents in _walk(unwrap(model)):
         found = host_of(module).site(name, module, parents)
-        if found is None and _NAMED_LIKE_ATTENTION.search(type(module).__name__):
-            found = (
-                f"{type(module).__qualname__} of {type(module).__module__} is not one of the attention modules whose "
-                "forward is known"
-            )
-        if found is None:
-            continue
         if tower and tower.name and not name.startswith(tower.name + "."):
-            found = f"outside the image tower {tower.name!r}"
-        if isinstance(found, Site):
+            outside = f"outside the image tower {tower.name!r}"
+            if found is not None:
+                known[name] = outside
+            elif _NAMED_LIKE_ATTENTION.search(type(module).__name__):
+                unknown[name] = outside
+        elif isinstance(found, Site):
             sites.append(found)
-        elif not any(name.startswith(other + ".") for other in skipped):
-            skipped[name] = found
-    around = {name for name in skipped if any(site.name.startswith(name + ".") for site in sites)}
-    return sites, {name: why for name, why in skipped.items() if name not in around}
+        elif found is not None:
+            known[name] = found
+        elif _NAMED_LIKE_ATTENTION.search(type(module).__name__):
+            (known if "Pool" in type(module).__name__ else unknown)[name] = _why(module)
+    inner = [site.name for site in sites] + list(known)
+    skipped = {name: why for name, why in known.items() if not _inside(name, known)}
+    for name, why in unknown.items():
+        if not _inside(name, {**known, **unknown}) and not any(other.startswith(name + ".") for other in inner):
+            skipped[name] = why
+    return sites, skipped
+
+
+def _why(module: nn.Module) -> str:
+    kind = type(module)
+    if "Pool" in kind.__name__:
+        return POOLS
+    return f"{kind.__qualname__} of {kind.__module__} is not one of the attention modules whose forward is known"
+
+
+def _inside(name: str, others: Mapping[str, str]) -> bool:
+    """Whether one of the modules named in `others` holds the one called `name`."""
+    return any(name.startswith(other + ".") for other in others)
 
 
 def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[nn.Module, ...]]]:

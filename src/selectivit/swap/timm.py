@@ -18,8 +18,6 @@ from selectivit.swap.tap import pick_block, shadow, tap
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 LEFT_ALONE = {
-    "AttentionPoolLatent": "pools with a learnt query: left on softmax",
-    "AttentionPoolPrr": "pools with a learnt query: left on softmax",
     "DiffAttention": "differential attention subtracts two softmax maps",
     "ParallelScalingBlock": "computes attention inside the block, beside its MLP",
     "DiffParallelScalingBlock": "computes attention inside the block, beside its MLP",

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from selectivit.ops.selective import SOFTMAX, attention_weights
 from selectivit.swap.attend import STATE, attend
-from selectivit.swap.sites import Edit, Preprocessing, Site, Tokens
+from selectivit.swap.sites import POOLS, Edit, Preprocessing, Site, Tokens
 from selectivit.swap.tap import pick_block, resize_positions, tap
 
 
@@ -137,7 +137,7 @@ def site(name: str, module: nn.Module, parents: tuple[nn.Module, ...]) -> Site |
     if type(module) not in (nn.MultiheadAttention, SelectiveMultiheadAttention):
         return f"{type(module).__qualname__} is a subclass of nn.MultiheadAttention with its own code"
     if any("Pool" in type(parent).__name__ for parent in parents):
-        return "pools with learnt queries: left on softmax"
+        return POOLS
     edits = [Edit(module, "__class__", SelectiveMultiheadAttention)]
     parent = parents[-1] if parents else None
     if isinstance(parent, nn.TransformerEncoderLayer):

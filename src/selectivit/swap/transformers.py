@@ -116,8 +116,6 @@ def is_tower(module: nn.Module) -> bool:
 def site(name: str, module: nn.Module, parents: tuple[nn.Module, ...]) -> Site | str | None:
     """The site of an attention module, or why it is left alone, or None."""
     kind = type(module)
-    if "PoolingHead" in kind.__name__:
-        return "pools with a learnt query: left on softmax"
     known = kind.__name__ in [f"{family}{suffix}" for family in ATTENTION for suffix in ("Attention", "SelfAttention")]
     if not known or not hasattr(module, "config") or not _projects(module):
         return None

@@ -1,0 +1,267 @@
+"""Fit the scale of the scores, so that a sparse layer keeps softmax's outputs without training.
+
+At softmax's own scale entmax is far sharper than softmax: near a weight p its log-slope is p^(1−α) times softmax's, so
+untrained layers lose much of what they knew. One factor per layer and head, fitted on a few images, gives most of it
+back. How much support each head may keep is shared out as in rate-distortion: one price per unit of support for all
+heads, raised until their mean support meets the bound.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from selectivit.ops.selective import SOFTMAX, AttentionRule, attention_weights
+from selectivit.swap.attend import Call
+from selectivit.swap.maps import run_forward
+from selectivit.swap.record import recording
+from selectivit.swap.sites import Site, find_sites, unwrap
+from selectivit.swap.swap import select_layers
+from selectivit.swap.tap import eager
+
+FACTORS = tuple(1.4 * 0.02 ** (i / 23) for i in range(24))  # 1.4 … 0.028: a diffuse head needs about 1/√N
+ROWS_PER_IMAGE = 256
+TENSORS_FILE, RECORD_FILE = "calibration.safetensors", "calibration.json"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Factors for `swap_attention(scale=…)`, with what they were fitted on and how well they fit.
+
+    Args:
+        factors: by attention module's name, (heads,).
+        support: by name, (heads,): share of the keys with non-zero weight on the fitting images.
+        error: by name, (heads,): squared distance to softmax's outputs over their variance; 0 is a perfect match.
+        alpha: entmax's α that the factors are for.
+        scores: the score source that they are for.
+        fitted_on: what is written beside them: model class, images and their sizes, bound, price of support.
+    """
+
+    factors: Mapping[str, Tensor]
+    support: Mapping[str, Tensor]
+    error: Mapping[str, Tensor]
+    alpha: float
+    scores: str
+    fitted_on: Mapping[str, Any]
+
+    def mean_support(self) -> float:
+        """Share of non-zero weights over all layers and heads."""
+        return torch.cat(list(self.support.values())).mean().item()
+
+    def save(self, folder: str | Path) -> None:
+        """Write calibration.safetensors and calibration.json into a folder, each at once or not at all."""
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        kinds = {"factors": self.factors, "support": self.support, "error": self.error}
+        tensors = {f"{kind}/{name}": t.contiguous() for kind, part in kinds.items() for name, t in part.items()}
+        record = {"alpha": self.alpha, "scores": self.scores, "fitted_on": dict(self.fitted_on)}
+        _write(target / TENSORS_FILE, save(tensors))
+        _write(target / RECORD_FILE, (json.dumps(record, indent=1) + "\n").encode())
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Calibration:
+        """Read what `save` wrote.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+            ValueError: a file does not hold a calibration.
+        """
+        source = Path(folder)
+        for name in (TENSORS_FILE, RECORD_FILE):
+            if not (source / name).is_file():
+                raise FileNotFoundError(f"no calibration in {source}: {name} is missing; Calibration.save writes both")
+        try:
+            record = json.loads((source / RECORD_FILE).read_text())
+            tensors = load((source / TENSORS_FILE).read_bytes())
+            parts: dict[str, dict[str, Tensor]] = {"factors": {}, "support": {}, "error": {}}
+            for key, tensor in tensors.items():
+                kind, _, name = key.partition("/")
+                parts[kind][name] = tensor
+            return cls(**parts, alpha=record["alpha"], scores=record["scores"], fitted_on=record["fitted_on"])
+        except Exception as error:
+            raise ValueError(f"{source} does not hold a calibration that can be read: {error}") from error
+
+
+def calibrate_swap(
+    model: nn.Module,
+    images: Tensor | Sequence[Tensor],
+    alpha: float = 1.5,
+    max_support: float | None = None,
+    *,
+    scores: str = "qk",
+    layers: int | Sequence[int] | None = None,
+) -> Calibration:
+    """Fit one factor per layer and head, so that α-entmax keeps the outputs that softmax gives.
+
+    No labels and no gradients: every image passes the untouched model once, and at each attention layer entmax's
+    outputs are compared with softmax's over a grid of factors.
+
+    Args:
+        model: a model of any host that `swap_attention` knows, not swapped; it is left as it was.
+        images: (B, 3, H, W) normalised as the model expects, or a list of such of any sizes. Four photos do.
+        alpha: entmax's α > 1.
+        max_support: bound on the mean share of keys with non-zero weight, in (0, 1]; heads share it out among
+            themselves where it costs least. None asks for the closest outputs.
+        scores: the score source; softmax and entmax are compared on the same one.
+        layers: as in `swap_attention`; None is all.
+
+    Returns:
+        The calibration, to pass as `swap_attention(model, alpha=alpha, layers=layers, scale=calibration)`.
+
+    Raises:
+        ValueError: no images, a swapped model, alpha ≤ 1, or a bound that no factor of the grid meets.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
+        >>> calibration = calibrate_swap(model, torch.randn(1, 30, 16), max_support=0.5)
+        >>> calibration.factors["self_attn"].shape, calibration.mean_support() <= 0.5
+        (torch.Size([2]), True)
+    """
+    rule = AttentionRule("entmax", alpha=alpha, scores=scores)
+    if alpha == 1 or scores == "v":
+        raise ValueError("alpha=1 is softmax and scores='v' mixes nothing: there is no factor to fit")
+    if max_support is not None and not 0 < max_support <= 1:
+        raise ValueError(f"max_support is a share of the keys in (0, 1], got {max_support}")
+    batches = [images] if isinstance(images, Tensor) else list(images)
+    singles = [image[None] if image.ndim == 3 else image[i : i + 1] for image in batches for i in _range(image)]
+    if not singles:
+        raise ValueError("calibrate_swap needs at least one image")
+    sites = select_layers(find_sites(model)[0], layers)
+    curves = {site.name: _Curve(site.num_heads) for site in sites}
+    for image in singles:
+        for name, call in _calls(model, image, sites).items():
+            curves[name].add(call, rule)
+    chosen, price = _share_out(curves, max_support)
+    fitted_on = {
+        "model": type(unwrap(model)).__name__,
+        "images": len(singles),
+        "sizes": sorted({tuple(image.shape[-2:]) for image in singles}),
+        "max_support": max_support,
+        "price_of_support": price,
+    }
+    parts = {what: {name: chosen[name][what] for name in curves} for what in ("factors", "support", "error")}
+    return Calibration(**parts, alpha=float(alpha), scores=scores, fitted_on=fitted_on)
+
+
+def _range(image: Tensor) -> range:
+    return range(1 if image.ndim == 3 else len(image))
+
+
+@torch.no_grad()
+def _calls(model: nn.Module, image: Tensor, sites: Sequence[Site]) -> dict[str, Call]:
+    """What every site sees when the untouched model looks at one image."""
+    with recording(sites) as calls, eager():
+        run_forward(unwrap(model), image, sites[-1])
+    found = {}
+    for site in sites:
+        if len(calls[site.name]) != 1:
+            raise ValueError(f"expected {site.name!r} to attend once a forward, it did {len(calls[site.name])} times")
+        call = calls[site.name][0]
+        if call.rule.normalizer != "softmax" or call.rule.scale is not None:
+            raise ValueError(f"{site.name!r} is swapped already: restore it, and calibrate against softmax")
+        found[site.name] = call
+    return found
+
+
+class _Curve:
+    """One layer's error and support over the grid of factors, summed over images: (heads, factors)."""
+
+    def __init__(self, num_heads: int):
+        self.squared_error = torch.zeros(num_heads, len(FACTORS), dtype=torch.float64)
+        self.support = torch.zeros_like(self.squared_error)
+        self.variance = torch.zeros(num_heads, dtype=torch.float64)
+        self.images = 0
+
+    @torch.no_grad()
+    def add(self, call: Call, rule: AttentionRule) -> None:
+        n = call.q.shape[-2]
+        rows = torch.linspace(0, n - 1, min(n, ROWS_PER_IMAGE), device=call.q.device).round().long()
+        see = {"scale": call.scale, "attn_mask": call.attn_mask, "queries": rows}
+        value = call.v.to(torch.promote_types(call.v.dtype, torch.float32))
+        softmax = replace(SOFTMAX, scores=rule.scores)
+        wanted = attention_weights(call.q, call.k, call.v, softmax, **see) @ value  # (1, H, rows, D)
+        self.variance += (wanted - wanted.mean(-2, keepdim=True)).square().sum((0, 2, 3)).double().cpu()
+        for i, factor in enumerate(FACTORS):
+            weights = attention_weights(call.q, call.k, call.v, replace(rule, scale=factor), **see)
+            self.squared_error[:, i] += (weights @ value - wanted).square().sum((0, 2, 3)).double().cpu()
+            self.support[:, i] += (weights > 0).double().mean((0, 2, 3)).cpu()
+        self.images += 1
+
+    def relative(self) -> tuple[Tensor, Tensor]:
+        """Error over the variance of softmax's outputs, and the mean share of non-zero weights."""
+        floor = 1e-12 + 1e-9 * self.variance.max()
+        return self.squared_error / self.variance.clamp_min(floor).unsqueeze(-1), self.support / self.images
+
+    def cheapest(self, price: float) -> dict[str, Tensor]:
+        """Per head the factor with the least error + price · support, refined by a parabola through its neighbours."""
+        error, support = self.relative()
+        cost = error + price * support
+        best = cost.argmin(-1, keepdim=True)
+        inner = best.clamp(1, len(FACTORS) - 2)
+        left, middle, right = (cost.gather(-1, inner + step) for step in (-1, 0, 1))
+        bend = left - 2 * middle + right
+        shift = torch.where((best == inner) & (bend > 0), (left - right) / (2 * bend.clamp_min(1e-30)), 0.0)
+        place = (best + shift.clamp(-0.5, 0.5)).squeeze(-1)
+        logs = torch.tensor(FACTORS, dtype=torch.float64).log()
+        return {
+            "factors": _interpolate(logs.expand_as(cost), place).exp().float(),
+            "support": _interpolate(support, place).float(),
+            "error": _interpolate(error, place).float(),
+        }
+
+
+def _interpolate(values: Tensor, place: Tensor) -> Tensor:
+    """Values (heads, factors) at fractional places (heads,)."""
+    low = place.floor().long().clamp(0, values.shape[-1] - 2).unsqueeze(-1)
+    part = place.unsqueeze(-1) - low
+    return (values.gather(-1, low) * (1 - part) + values.gather(-1, low + 1) * part).squeeze(-1)
+
+
+def _share_out(curves: Mapping[str, _Curve], max_support: float | None) -> tuple[dict[str, dict[str, Tensor]], float]:
+    """The heads' choices at the least price of support at which their mean support meets the bound."""
+
+    def at(price: float) -> tuple[dict[str, dict[str, Tensor]], float]:
+        chosen = {name: curve.cheapest(price) for name, curve in curves.items()}
+        return chosen, torch.cat([part["support"] for part in chosen.values()]).mean().item()
+
+    chosen, support = at(0.0)
+    if max_support is None or support <= max_support:
+        return chosen, 0.0
+    low, high = 1e-4, 1e6
+    chosen, support = at(high)
+    if support > max_support:
+        raise ValueError(
+            f"no factor up to {FACTORS[0]} brings the mean support to {max_support:.3g}; the least is {support:.3g}: "
+            "raise max_support or alpha"
+        )
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        found, support = at(middle)
+        if support > max_support:
+            low = middle
+        else:
+            chosen, high = found, middle
+    return chosen, high
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write through a temporary file beside the target, so that a reader sees the old file or the whole new one."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
