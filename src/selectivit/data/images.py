@@ -114,8 +114,8 @@ def _decode(path: Path, shorter_side: int | None, notes: list[str]) -> Image.Ima
         image = Image.open(file, formats=[name for name in _FORMATS if name in Image.OPEN])
         if image.width * image.height > MAX_PIXELS:
             raise ImageError(
-                f"{path} has {image.width} x {image.height} pixels, more than the limit of {MAX_PIXELS}, and might be a "
-                "decompression bomb: scale it down first"
+                f"{path} has {image.width} x {image.height} pixels, more than the limit of {MAX_PIXELS}, "
+                "and might be a decompression bomb: scale it down first"
             )
         frames = getattr(image, "n_frames", 1)
         if frames > 1:

@@ -106,8 +106,8 @@ def unknown_name(name: str, known: Iterable[str]) -> ValueError:
         The error, to be raised.
 
     Example:
-        >>> str(unknown_name("dinov2_smal", ["dinov2-small"])).splitlines()[0]
-        "unknown model 'dinov2_smal'; did you mean 'dinov2-small'?"
+        >>> str(unknown_name("resnet51", ["resnet50"])).splitlines()[0]
+        "unknown model 'resnet51'; did you mean 'resnet50'?"
     """
     everything = dict.fromkeys([*(entry.name for entry in ENTRIES), *known])
     close = difflib.get_close_matches(name, everything, n=3, cutoff=0.6)
