@@ -4,17 +4,32 @@ Attention with exact zeros for training, the same as a training-free swap in pre
 Hosts (timm, open_clip, transformers) are imported when a model of theirs is used.
 """
 
+from selectivit.features import Features, features, preprocessing
+from selectivit.models.weights import list_models, load_model
 from selectivit.ops.attention import entmax_attention
 from selectivit.ops.entmax import entmax, entmax15, sparsemax
 from selectivit.ops.entmax_loss import entmax_loss
+from selectivit.swap.calibrate import Calibration, calibrate_swap
+from selectivit.swap.maps import attention_maps
+from selectivit.swap.swap import Swap, swap_attention
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Calibration",
+    "Features",
+    "Swap",
     "__version__",
+    "attention_maps",
+    "calibrate_swap",
     "entmax",
     "entmax15",
     "entmax_attention",
     "entmax_loss",
+    "features",
+    "list_models",
+    "load_model",
+    "preprocessing",
     "sparsemax",
+    "swap_attention",
 ]

@@ -9,9 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def entmax_reference(
-    scores: Float[Tensor, "*shape"], alpha: float = 1.5, dim: int = -1
-) -> Float[Tensor, "*shape"]:
+def entmax_reference(scores: Float[Tensor, "*shape"], alpha: float = 1.5, dim: int = -1) -> Float[Tensor, "*shape"]:
     """α-entmax by 200 bisections of the threshold, in float64.
 
     Args:

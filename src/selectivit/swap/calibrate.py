@@ -25,7 +25,7 @@ from selectivit.ops.selective import SOFTMAX, AttentionRule, attention_weights
 from selectivit.swap.attend import Call
 from selectivit.swap.maps import run_forward
 from selectivit.swap.record import recording
-from selectivit.swap.sites import Site, find_sites, unwrap
+from selectivit.swap.sites import Site, find_sites, find_tower, unwrap
 from selectivit.swap.swap import select_layers
 from selectivit.swap.tap import eager
 
@@ -108,7 +108,8 @@ def calibrate_swap(
 
     Args:
         model: a model of any host that `swap_attention` knows, not swapped; it is left as it was.
-        images: (B, 3, H, W) normalised as the model expects, or a list of such of any sizes. Four photos do.
+        images: (B, 3, H, W) normalised as the model expects, or a list of such, or of (3, H, W), of any sizes. Four
+            photos do.
         alpha: entmax's α > 1.
         max_support: bound on the mean share of keys with non-zero weight, in (0, 1]; heads share it out among
             themselves where it costs least. None asks for the closest outputs.
@@ -133,10 +134,7 @@ def calibrate_swap(
         raise ValueError("alpha=1 is softmax and scores='v' mixes nothing: there is no factor to fit")
     if max_support is not None and not 0 < max_support <= 1:
         raise ValueError(f"max_support is a share of the keys in (0, 1], got {max_support}")
-    batches = [images] if isinstance(images, Tensor) else list(images)
-    singles = [image[None] if image.ndim == 3 else image[i : i + 1] for image in batches for i in _range(image)]
-    if not singles:
-        raise ValueError("calibrate_swap needs at least one image")
+    singles = _one_by_one(model, images)
     sites = select_layers(find_sites(model)[0], layers)
     curves = {site.name: _Curve(site.num_heads) for site in sites}
     for image in singles:
@@ -154,8 +152,15 @@ def calibrate_swap(
     return Calibration(**parts, alpha=float(alpha), scores=scores, fitted_on=fitted_on)
 
 
-def _range(image: Tensor) -> range:
-    return range(1 if image.ndim == 3 else len(image))
+def _one_by_one(model: nn.Module, images: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    """Batches of one, so that images of any sizes share a fit and memory holds one image's queries, keys and values."""
+    batches = [images] if isinstance(images, Tensor) else list(images)
+    if find_tower(model) is not None:  # other models take tokens, where three dims are a batch already
+        batches = [batch[None] if batch.ndim == 3 else batch for batch in batches]
+    singles = [batch[i : i + 1] for batch in batches for i in range(len(batch))]
+    if not singles:
+        raise ValueError("calibrate_swap needs at least one image, got none")
+    return singles
 
 
 @torch.no_grad()
