@@ -7,7 +7,9 @@ from selectivit.vis.pca import pca_maps
 def random_maps(seed=0, channels=16):
     generator = torch.Generator().manual_seed(seed)
     basis = torch.randn(channels, channels, generator=generator) * torch.arange(channels, 0, -1)
-    return [(basis @ torch.randn(channels, h * w, generator=generator)).view(channels, h, w) for h, w in ((6, 9), (4, 5))]
+    return [
+        (basis @ torch.randn(channels, h * w, generator=generator)).view(channels, h, w) for h, w in ((6, 9), (4, 5))
+    ]
 
 
 def test_colours_lie_in_the_unit_cube_and_have_the_maps_shapes():

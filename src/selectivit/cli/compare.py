@@ -17,7 +17,6 @@ from selectivit.cli.options import (
     SwapOptions,
     add_options,
     option,
-    parse_layers,
     parse_patch,
     pick_device,
     take,
@@ -46,6 +45,9 @@ class CompareOptions:
         "SHARE",
         "the largest share of non-zero weights, 0 to 1, that the calibration may leave; default: no bound",
     )
+    save_calibration: str | None = option(
+        None, "FOLDER", "write the fitted factors there too, for --calibration of this and other commands"
+    )
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -62,7 +64,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         action=ActionYesNo(no_prefix="no-"),
         default=True,
         help="fit a factor on the scores per layer and head, on this photo, so that the outputs stay near softmax's; "
-        "for entmax and sparsemax with scores qk, others are never calibrated",
+        "entmax and sparsemax only",
     )
     add_options(parser, CompareOptions)
 
@@ -82,7 +84,6 @@ def run(options: Namespace) -> int:
     """
     where, what, swap = take(RunOptions, options), take(CompareOptions, options), take(SwapOptions, options)
     patch = None if what.patch is None else parse_patch(what.patch)
-    rule = {**asdict(swap), "layers": parse_layers(swap.layers), "seed": where.seed}
     out, photo = Path(where.out), Path(options.photo)
     check_writable(out)
 
@@ -100,7 +101,7 @@ def run(options: Namespace) -> int:
     ready = ready_photo(photo, model, what.size)
     images = ready.image[None].to(device)  # (1, 3, H, W)
     fit = {"calibrate": options.calibrate, "max_support": what.max_support}
-    comparison = compare_photo(model, images, rule, layer=what.layer, patch=patch, **fit)
+    comparison = compare_photo(model, images, swap, seed=where.seed, layer=what.layer, patch=patch, **fit)
 
     found = numbers(comparison)
     picture, report = out / f"{photo.stem}.compare.png", out / f"{photo.stem}.compare.json"
@@ -108,7 +109,13 @@ def run(options: Namespace) -> int:
         "photo": str(photo),
         "notes": list(ready.notes),
         "image_size": list(ready.shown.shape[:2]),
-        "settings": {**asdict(where), **asdict(swap), **asdict(what), "calibrated": comparison.factors is not None},
+        "settings": {
+            **asdict(where),
+            "device": str(device),
+            **asdict(swap),
+            **asdict(what),
+            "calibrated": comparison.calibration is not None,
+        },
         "versions": versions(),
         **found,
         "files": [str(picture), str(report)],
@@ -116,6 +123,8 @@ def run(options: Namespace) -> int:
     figure = draw(comparison, ready.shown, _name(swap), f"{where.model}, {photo.name}")
     write_atomic(picture, to_png(figure))
     write_json(report, content)
+    if what.save_calibration is not None and comparison.calibration is not None:
+        comparison.calibration.save(what.save_calibration)
     _print(found, _name(swap))
     print(picture, report, sep="\n")
     return 0

@@ -37,7 +37,7 @@ def numbers(comparison: Comparison) -> dict[str, Any]:
         features["cosine_cls"] = torch.cosine_similarity(softmax.found.cls, swap.found.cls).item()
     layers = []
     for i, (name, plain) in enumerate(softmax.statistics.items()):
-        factors = (comparison.factors or {}).get(name)
+        factors = None if comparison.calibration is None else comparison.calibration.factors.get(name)
         layers.append(
             {
                 "index": i,
@@ -129,7 +129,7 @@ def _note(comparison: Comparison, name: str) -> str:
     found = numbers(comparison)
     plain, other = found["mean"]["softmax"], found["mean"]["swap"]
     count, total = len(comparison.replaced), len(found["layers"])
-    fitted = "" if comparison.factors is None else ", scale fitted per head on this photo"
+    fitted = "" if comparison.calibration is None else ", scale fitted per head"
     return "\n".join(
         [
             f"{name} in {count} of {total} layers{fitted}",

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from selectivit.cli.options import SwapOptions, parse_layers
+from selectivit.cli.swapping import fitted_alpha, load_calibration, swapped
 from selectivit.features import Features, features
 from selectivit.ops.selective import attention_weights
 from selectivit.swap.attend import Call
+from selectivit.swap.calibrate import Calibration, calibrate_swap
 from selectivit.swap.record import recording
 from selectivit.swap.sites import find_sites
-from selectivit.swap.swap import swap_attention
 from selectivit.vis.attention import patch_weights
 from selectivit.vis.statistics import AttentionStatistics, attention_statistics
-
-CALIBRATED = {"entmax", "sparsemax"}
-"""Normalizers that a calibration brings near to softmax; of scores qk alone, since others are not softmax's."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class Comparison:
         patch: row and column of the query patch.
         replaced: the attention modules that the swap replaced.
         skipped: those it did not, and why.
-        factors: per replaced module the calibrated factor of each head; None without a calibration.
+        calibration: factors on the swap's scores; None without.
     """
 
     softmax: View
@@ -91,14 +89,15 @@ class Comparison:
     patch: tuple[int, int]
     replaced: Sequence[str]
     skipped: Mapping[str, str]
-    factors: Mapping[str, Tensor] | None
+    calibration: Calibration | None
 
 
 def compare_photo(
     model: nn.Module,
     images: Tensor,
-    rule: Mapping[str, Any],
+    swap: SwapOptions,
     *,
+    seed: int = 0,
     layer: int = -1,
     patch: tuple[int, int] | None = None,
     calibrate: bool = True,
@@ -109,10 +108,11 @@ def compare_photo(
     Args:
         model: the model, with softmax; left as it came.
         images: (1, 3, H, W), normalised.
-        rule: what `swap_attention` takes: normalizer, alpha, scores, layers, seed.
+        swap: what takes softmax's place.
+        seed: of the random mask.
         layer: whose tokens and attention to keep, counted from 0; negative from the end.
         patch: row and column of the query patch; None is `salient_patch` of softmax's CLS attention.
-        calibrate: fit the scale of the scores on this photo, where that is possible.
+        calibrate: fit factors on this photo, unless the swap names a calibration or there is nothing to fit.
         max_support: the share of non-zero weights that the calibration may leave, 0..1.
 
     Returns:
@@ -121,19 +121,19 @@ def compare_photo(
     Raises:
         ValueError: a rule that does not exist, a layer or patch out of range, a model without attention.
     """
+    calibration = load_calibration(swap)
+    with swapped(model, swap, seed, calibration):
+        pass  # a rule or layer that does not exist shows now, not after the slow part
     softmax = look(model, images, layer)
     patch = patch or salient_patch(softmax.cls_attention())
-    softmax.patch_attention(patch)  # a patch out of range shows now, not after the calibration
-    calibration = None
-    if calibrate and rule["normalizer"] in CALIBRATED and rule["scores"] == "qk":
-        from selectivit.swap.calibrate import calibrate_swap
-
-        alpha = 2.0 if rule["normalizer"] == "sparsemax" else rule["alpha"]
-        calibration = calibrate_swap(model, images, alpha=alpha, max_support=max_support)
-    with swap_attention(model, **rule, scale=calibration) as swapped:
+    softmax.patch_attention(patch)  # a patch out of range, too
+    alpha = fitted_alpha(swap)
+    if calibration is None and calibrate and alpha is not None:
+        layers = parse_layers(swap.layers)
+        calibration = calibrate_swap(model, images, alpha, max_support, scores=swap.scores, layers=layers)
+    with swapped(model, swap, seed, calibration) as made:
         other = look(model, images, layer)
-    factors = None if calibration is None else {name: calibration.factors[name] for name in swapped.replaced}
-    return Comparison(softmax, other, patch, swapped.replaced, swapped.skipped, factors)
+    return Comparison(softmax, other, patch, made.replaced, made.skipped, calibration)
 
 
 def look(model: nn.Module, images: Tensor, layer: int) -> View:

@@ -28,7 +28,7 @@ class Outcome:
     """
 
     done: list[dict[str, Any]] = field(default_factory=list)
-    skipped: list[dict[str, str]] = field(default_factory=list)
+    skipped: list[dict[str, Any]] = field(default_factory=list)
     stopped: str | None = None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from selectivit.cli.reading import ReadyPhoto
 from selectivit.cli.writing import write_atomic
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -61,27 +62,26 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def weights_digest(model: nn.Module) -> str:
-    """Identify a model by its parameters and buffers, since a name or folder may come to hold other ones.
+def tensors_digest(tensors: Mapping[str, Any]) -> str:
+    """Identify weights by their values, since a name or a folder may come to hold other ones.
 
     Args:
-        model: any model.
+        tensors: such as a state dict; what is no tensor in it is passed over.
 
     Returns:
         A SHA-256 in hexadecimal digits.
 
     Example:
-        >>> from torch import nn
-        >>> weights_digest(nn.Identity())[:8]
+        >>> tensors_digest({})[:8]
         'e3b0c442'
     """
     import torch
 
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(tensors.items()):
         if isinstance(tensor, torch.Tensor):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
 
 

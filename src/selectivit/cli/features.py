@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,15 +17,18 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ArgumentParser, Namespace
 
 from selectivit.cli.extraction import Extraction, Outcome
-from selectivit.cli.feature_files import Photo, weights_digest
+from selectivit.cli.feature_files import Photo, tensors_digest
 from selectivit.cli.naming import name_outputs
-from selectivit.cli.options import RunOptions, SwapOptions, add_options, option, parse_layers, pick_device, take
+from selectivit.cli.options import RunOptions, SwapOptions, add_options, option, pick_device, take
 from selectivit.cli.progress import progress
 from selectivit.cli.ranks import Ranks, torchrun_ranks
+from selectivit.cli.swapping import load_calibration, swapped, swaps
 from selectivit.cli.writing import WriteError, check_writable, write_json
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from selectivit.swap.calibrate import Calibration
 
 HELP = "compute dense features of photos, one safetensors file and one PCA picture a photo"
 
@@ -77,7 +80,7 @@ def _run(options: Namespace, ranks: Ranks) -> int:
         raise ValueError(f"expected --batch-size 1 or more, got {what.batch_size}")
     out, outcome = Path(where.out), Outcome()
     check_writable(out)
-    photos = _find(options.paths, outcome, ranks)
+    photos = _find(options.paths, outcome, first=ranks.rank == 0)
 
     import torch
 
@@ -85,9 +88,11 @@ def _run(options: Namespace, ranks: Ranks) -> int:
 
     torch.manual_seed(where.seed)
     model = load_model(where.model, device=str(pick_device(where.device, ranks.local_rank)))
-    settings = _settings(where, what, swap, model)
+    calibration = load_calibration(swap)
+    settings = _settings(where, what, swap, model, calibration)
+    attention = swapped(model, swap, where.seed, calibration) if swaps(swap) else nullcontext()
     share = ranks.share(photos)
-    with _swapped(model, swap, where.seed), progress("photos", len(share), shown=ranks.rank == 0) as tell:
+    with attention, progress("photos", len(share), shown=ranks.rank == 0) as tell:
         job = Extraction(model, out, settings, what.layer, what.norm, what.size, what.batch_size, outcome, tell)
         try:
             job.run(share)
@@ -106,65 +111,51 @@ def _run(options: Namespace, ranks: Ranks) -> int:
     return (1 if whole.done else 2) if stopped or whole.skipped else 0
 
 
-def _find(paths: Sequence[str], outcome: Outcome, ranks: Ranks) -> list[Photo]:
+def _find(paths: Sequence[str], outcome: Outcome, *, first: bool) -> list[Photo]:
     """Find the photos, in an order that all ranks agree on; what is not there is noted by the first rank alone."""
-    from selectivit.data.images import find_images
+    from selectivit.data.find import find_images
 
-    found: list[tuple[Path, Path]] = []  # where it was found, where it lies
-    missing: list[dict[str, str]] = []
-    for given in dict.fromkeys(map(Path, paths)):
-        try:
-            below = find_images([given])
-        except (ValueError, OSError) as error:
-            missing.append({"source": str(given), "reason": str(error)})
-            continue
-        found += [(given if given.is_dir() else given.parent, path) for path in below]
-    unique: dict[Path, tuple[Path, Path]] = {}
-    for root, path in found:
-        if not _is_ours(path):
-            unique.setdefault(path.resolve(), (root, path))
-    sources = list(unique.values())
-    if ranks.rank == 0:
-        outcome.skipped += missing
-        for entry in missing:
-            print(f"skipped {entry['source']}: {entry['reason']}", file=sys.stderr)
-    if not sources:
+    found, problems = find_images(paths)
+    if first:
+        outcome.skipped += [{"source": None, "reason": problem} for problem in problems]
+        for problem in problems:
+            print(f"skipped: {problem}", file=sys.stderr)
+    found = [image for image in found if not _is_ours(image.path)]
+    if not found:
         raise ValueError("no photo to work on: expected image files, or folders that hold some")
-    return [Photo(path, name) for (_, path), name in zip(sources, name_outputs(sources), strict=True)]
+    names = name_outputs([(image.root, image.path) for image in found])
+    return [Photo(image.path, name) for image, name in zip(found, names, strict=True)]
 
 
 def _is_ours(path: Path) -> bool:
     """Tell a picture that an earlier run left in the folder from a photo."""
-    return path.name.endswith(".pca.png") and path.with_name(path.name[:-8] + ".safetensors").is_file()
+    companions = {".pca.png": ".safetensors", ".compare.png": ".compare.json"}
+    return any(
+        path.name.endswith(end) and path.with_name(path.name.removesuffix(end) + beside).is_file()
+        for end, beside in companions.items()
+    )
 
 
-def _settings(where: RunOptions, what: FeatureOptions, swap: SwapOptions, model: nn.Module) -> dict[str, Any]:
+def _settings(
+    where: RunOptions, what: FeatureOptions, swap: SwapOptions, model: nn.Module, calibration: Calibration | None
+) -> dict[str, Any]:
     """Gather all that the numbers depend on beside the photo: where any of it differs, results are computed anew."""
     from selectivit import __version__
 
-    attention = asdict(swap) if _swaps(swap) else {"normalizer": "softmax", "scores": "qk"}
+    attention: Any = "softmax"
+    if swaps(swap):
+        factors = None if calibration is None else tensors_digest(calibration.factors)
+        attention = {**asdict(swap), "calibration": factors}
     return {
         "selectivit": __version__,
         "model": where.model,
-        "weights_sha256": weights_digest(model),
+        "weights_sha256": tensors_digest(model.state_dict()),
         "layer": what.layer,
         "norm": what.norm,
         "size": what.size,
         "attention": attention,
         "seed": where.seed,
     }
-
-
-def _swaps(swap: SwapOptions) -> bool:
-    return (swap.normalizer, swap.scores) != ("softmax", "qk")
-
-
-def _swapped(model: nn.Module, swap: SwapOptions, seed: int) -> AbstractContextManager[Any]:
-    if not _swaps(swap):
-        return nullcontext()
-    from selectivit.swap.swap import swap_attention
-
-    return swap_attention(model, swap.normalizer, swap.alpha, swap.scores, parse_layers(swap.layers), seed=seed)
 
 
 def _merge(parts: Sequence[Outcome], photos: Sequence[Photo]) -> Outcome:

@@ -50,6 +50,9 @@ class SwapOptions:
     layers: str | int = option(
         "all", "LAYERS", "all; -1 the last, -4 the last four; 0,5,11 just these, counted from 0 (11, is 11 alone)"
     )
+    calibration: str | None = option(
+        None, "FOLDER", "factors on the scores per layer and head, as `compare --save-calibration FOLDER` writes them"
+    )
 
 
 def add_options(parser: ArgumentParser, kind: type[Any], **defaults: Any) -> None:

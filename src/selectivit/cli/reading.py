@@ -44,13 +44,13 @@ def ready_photo(path: Path, model: nn.Module, size: int | None) -> ReadyPhoto:
     import torch
 
     from selectivit.data.images import read_image
-    from selectivit.data.transforms import to_tensor
+    from selectivit.data.transforms import target_size, to_picture, to_tensor
     from selectivit.features import preprocessing
 
     expected = preprocessing(model)
-    if size is None:
-        size = min(expected.image_size)
-    read = read_image(path)
-    image = to_tensor(read.image, mean=expected.mean, std=expected.std, patch_size=expected.patch_size, size=size)
-    shown = image.permute(1, 2, 0) * torch.tensor(expected.std) + torch.tensor(expected.mean)
-    return ReadyPhoto(image, shown.clamp(0, 1), tuple(read.notes))
+    side = min(expected.image_size) if size is None else size
+    fit = {"patch_size": expected.patch_size, "size": side}
+    read = read_image(path, shorter_side=side)
+    image = to_tensor(read.image, mean=expected.mean, std=expected.std, **fit)
+    shown = torch.from_numpy(to_picture(read.image, **fit)).float() / 255
+    return ReadyPhoto(image, shown, (*read.notes, *target_size(read.image.size, **fit).notes))

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,10 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
         WriteError: as `write_atomic`.
         ValueError: NaN or infinity, which JSON does not know.
     """
-    write_atomic(path, (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    # Lists of numbers on one line. A bracket before a line break is never part of a string: there it would be \\n.
+    text = re.sub(r"\[\n[^\[\]{}\"]*\]", lambda found: json.dumps(json.loads(found[0])), text)
+    write_atomic(path, (text + "\n").encode())
 
 
 def check_writable(folder: Path) -> None:
