@@ -26,7 +26,7 @@ from selectivit.swap.attend import Call
 from selectivit.swap.maps import run_forward
 from selectivit.swap.record import recording
 from selectivit.swap.sites import Site, find_sites, find_tower, unwrap
-from selectivit.swap.swap import select_layers
+from selectivit.swap.swap import nothing_found, select_layers
 from selectivit.swap.tap import eager
 
 FACTORS = tuple(1.4 * 0.02 ** (i / 23) for i in range(24))  # 1.4 … 0.028: a diffuse head needs about 1/√N
@@ -135,7 +135,10 @@ def calibrate_swap(
     if max_support is not None and not 0 < max_support <= 1:
         raise ValueError(f"max_support is a share of the keys in (0, 1], got {max_support}")
     singles = _one_by_one(model, images)
-    sites = select_layers(find_sites(model)[0], layers)
+    found, skipped = find_sites(model)
+    if not found:
+        raise ValueError(nothing_found(model, skipped))
+    sites = select_layers(found, layers)
     curves = {site.name: _Curve(site.num_heads) for site in sites}
     for image in singles:
         for name, call in _calls(model, image, sites).items():

@@ -119,7 +119,7 @@ def swap_attention(
     )
     found, skipped = find_sites(model)
     if not found:
-        raise ValueError(_nothing_found(model, skipped))
+        raise ValueError(nothing_found(model, skipped))
     chosen: list[tuple[Site, AttentionRule]] = []
     for site in select_layers(found, layers):
         if site.cross and rule.scores != "qk":
@@ -127,7 +127,7 @@ def swap_attention(
         else:
             chosen.append((site, _rule_for(site, rule, scale)))
     if not chosen:
-        raise ValueError(_nothing_found(model, skipped))
+        raise ValueError(nothing_found(model, skipped))
     return Swap([install(site, rule) for site, rule in chosen], skipped)
 
 
@@ -166,6 +166,10 @@ def _rule_for(site: Site, rule: AttentionRule, scale: float | Tensor | HasFactor
     if scale is not None and not isinstance(scale, (int, float, Tensor)):
         if not hasattr(scale, "factors"):
             raise ValueError(f"scale must be a number, a tensor (heads,) or a calibration, got {type(scale).__name__}")
+        for what in ("alpha", "scores"):
+            fitted, wanted = getattr(scale, what, None), getattr(rule, what)
+            if fitted is not None and not isinstance(wanted, Tensor) and fitted != wanted:
+                raise ValueError(f"the calibration was fitted for {what}={fitted!r}, the swap asks for {wanted!r}")
         if site.name not in scale.factors:
             known = ", ".join(scale.factors)
             raise ValueError(f"the calibration has no factors for {site.name!r}; it has {known}")
@@ -178,7 +182,8 @@ def _rule_for(site: Site, rule: AttentionRule, scale: float | Tensor | HasFactor
     return replace(rule, scale=factors)
 
 
-def _nothing_found(model: nn.Module, skipped: Mapping[str, str]) -> str:
+def nothing_found(model: nn.Module, skipped: Mapping[str, str]) -> str:
+    """The error's text for a model without attention that can be swapped: what was found, and why it is left alone."""
     kind = type(model).__name__
     if not skipped:
         return f"no attention found in {kind}: expected a timm, open_clip, transformers or torch Vision Transformer"
