@@ -50,7 +50,7 @@ def test_agrees_with_scikit_learn():
     tokens = torch.cat([m.flatten(1).T for m in maps]).double().numpy()
     pca = decomposition.PCA(3, svd_solver="full").fit(tokens)
     projected = torch.from_numpy(pca.transform(tokens))
-    signs = [torch.from_numpy(c)[abs(c).argmax()].sign() for c in pca.components_]
+    signs = projected.pow(3).mean(0).sign()
     colours, explained = pca_maps(maps, percentiles=(0, 100))
     flat = torch.cat([c.flatten(0, 1) for c in colours])
     for i in range(3):
@@ -58,6 +58,20 @@ def test_agrees_with_scikit_learn():
         want = (want - want.min()) / (want.max() - want.min())
         torch.testing.assert_close(flat[:, i].double(), want, atol=1e-6, rtol=0)
     torch.testing.assert_close(explained, torch.from_numpy(pca.explained_variance_ratio_))
+
+
+def test_a_small_change_of_the_features_changes_the_colours_little():
+    for seed in range(20):
+        a = random_maps(seed, channels=200)[0]
+        noisy = a + 1e-3 * a.std() * torch.randn(a.shape, generator=torch.Generator().manual_seed(seed))
+        assert (pca_maps([noisy])[0][0] - pca_maps([a])[0][0]).abs().mean() < 0.05, seed
+
+
+def test_without_skewness_the_largest_loading_is_positive():
+    """Two patches, v and -v, are symmetric: the first gets the bright colour, since its largest value is positive."""
+    v = torch.tensor([1.0, -3.0, 2.0])
+    dark, bright = pca_maps([torch.stack([v, -v], 1)[:, None]])[0][0][0, :, 0]
+    assert (dark, bright) == (0, 1)
 
 
 def test_an_outlier_does_not_take_the_colours():

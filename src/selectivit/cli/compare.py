@@ -40,10 +40,8 @@ class CompareOptions:
         "the patch whose attention is shown, counted from 0 at the upper left; default: the one with the most softmax "
         "attention from CLS, its eight neighbours counted as well",
     )
-    max_support: float | None = option(
-        None,
-        "SHARE",
-        "the largest share of non-zero weights, 0 to 1, that the calibration may leave; default: no bound",
+    max_support: float = option(
+        0.25, "SHARE", "the largest share of non-zero weights that the calibration may leave, over 0 to 1 (no bound)"
     )
     save_calibration: str | None = option(
         None, "FOLDER", "write the fitted factors there too, for --calibration of this and other commands"

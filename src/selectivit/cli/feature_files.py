@@ -81,7 +81,7 @@ def tensors_digest(tensors: Mapping[str, Any]) -> str:
     for name, tensor in sorted(tensors.items()):
         if isinstance(tensor, torch.Tensor):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -79,9 +79,9 @@ def compare_figure(
     from matplotlib.figure import Figure
 
     grid = _check(variants, patch)
-    column, curves = 3.1, 2.9  # inches
+    column, curves = 3.1, 3.2  # inches
     row = column * min(max(photo.shape[0] / photo.shape[1], 0.5), 1.8)
-    rows = len(variants) * (row + 0.05) + 1.1
+    rows = len(variants) * (row + 0.05) + 1.3
     figure = Figure(figsize=(4 * column, rows + curves), dpi=130, layout="constrained")
     upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=[rows, curves])[:, 0]
     # The colour bars have a row of their own: taken from the columns they colour, they would shift these.
@@ -94,7 +94,7 @@ def compare_figure(
     text.set_in_layout(False)  # it may reach under the second column
     draw_curves(lower, {v.title: v.statistics for v in variants})
     if title:
-        figure.suptitle(title, fontsize=13)
+        upper.suptitle(title, fontsize=13)
     return figure
 
 
@@ -146,9 +146,11 @@ def _draw_rows(cells: NDArray, photo: Tensor, variants: Sequence[Variant], grid:
             axes.set(xticks=[], yticks=[])
         for axes in (line[0], line[3]):
             _mark(axes, photo, grid, patch)
-    for bar, norm in zip(cells[-1, 2:], (cls_norm, patch_norm), strict=True):
+    for cell, norm in zip(cells[-1, 2:], (cls_norm, patch_norm), strict=True):
+        cell.axis("off")
+        bar = cell.inset_axes((0.07, 0, 0.86, 1))  # room for the numbers at its ends, or they would shift the column
         bar.figure.colorbar(ScalarMappable(norm, COLOUR_MAP), cax=bar, orientation="horizontal")
-        bar.set_xlabel("weight, mean over heads (grey: exactly 0)", fontsize=9)
+        bar.set_xlabel("mean over heads (grey: 0 in every head)", fontsize=9)
         bar.tick_params(labelsize=9)
     cells[0, 0].set_title("photo, query patch marked", fontsize=11)
     cells[0, 1].set_title(f"features, joint PCA ({100 * explained.sum().item():.0f} % of variance)", fontsize=11)

@@ -53,6 +53,8 @@ def draw_curves(figure: FigureBase, statistics: Mapping[str, Sequence[AttentionS
     right.set_yscale("log")
     for axes in (left, right):
         _dress(axes, max(len(layers) for layers in statistics.values()))
+    # Above both, since the bands leave no free corner that is the same for every photo.
+    figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=10, frameon=False)
 
 
 def _draw_band(axes: Axes, values: Sequence[Tensor], *, color: str, marker: str, label: str) -> None:
@@ -70,4 +72,3 @@ def _dress(axes: Axes, num_layers: int) -> None:
     axes.grid(True, color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=10, frameon=False)

@@ -13,8 +13,9 @@ def pca_maps(maps: Sequence[Tensor], *, percentiles: tuple[float, float] = (1.0,
     """Colour feature maps by their three joint principal components.
 
     All maps share one centre, one basis and one colour range, so equal colours mean equal features in every map.
-    The result is a function of the values alone: no randomness, and each component's sign is fixed so that its
-    largest loading is positive (the first of them, if several are equal).
+    The result is a function of the values alone, without randomness. Each component's sign is the one that makes its
+    skewness positive, so that the few stand out bright and the many lie dark; without skewness, the one that makes its
+    largest loading positive (the first of them, if several are equal).
 
     Args:
         maps: feature maps, each (C, h, w) with the same C; h and w may differ.
@@ -61,18 +62,26 @@ def _principal_components(tokens: Tensor) -> tuple[Tensor, Tensor]:
     centred = tokens - tokens.mean(0)
     values, vectors = torch.linalg.eigh(centred.T @ centred / len(tokens))  # ascending
     values, vectors = values.flip(0)[:3].clamp_min(0), vectors.flip(1)[:, :3]
-    loading = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
-    vectors = vectors * torch.where(loading < 0, -1.0, 1.0)
-
     # Below this a direction is rounding noise, and stretching it to full colour would show patterns that are not there.
     # The tokens come in float32 at best, whose rounding is relative to the values and not to their spread.
     noise = (torch.finfo(torch.float32).eps * tokens.abs().max()) ** 2
     real = values > noise
     projected = centred @ vectors * real  # (N, <= 3)
+    projected = projected * _signs(projected, vectors)
     total = centred.square().sum() / len(tokens)
     explained = torch.where(real, values / total.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
     missing = 3 - projected.shape[1]
     return torch.nn.functional.pad(projected, (0, missing)), torch.nn.functional.pad(explained, (0, missing))
+
+
+def _signs(projected: Tensor, vectors: Tensor) -> Tensor:
+    """Choose +1 or -1 for each component, from its values (N, k) and loadings (C, k): (k,)."""
+    # The largest loading alone would do, but among hundreds two of opposite sign are often nearly as large: a small
+    # change of the features would then turn all colours over.
+    loading = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))[0]
+    spread = projected.square().mean(0).sqrt().clamp_min(torch.finfo(torch.float64).tiny)
+    skewness = (projected / spread).pow(3).mean(0)
+    return torch.where(torch.where(skewness.abs() > 1e-6, skewness, loading) < 0, -1.0, 1.0)
 
 
 def _stretch(column: Tensor, percentiles: tuple[float, float]) -> Tensor:
