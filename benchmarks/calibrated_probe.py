@@ -72,23 +72,26 @@ def soft_labels(masks: list[Tensor], classes: int, grid: tuple[int, int]) -> tup
 def probe(
     train: Tensor, val: Tensor, train_masks: list[Tensor], val_masks: list[Tensor], classes: int, seed: int
 ) -> float:
+    """BN + linear on patch tokens (4096 patches a step, 1500 steps, AdamW), mIoU at the masks' own resolution."""
     torch.manual_seed(seed)
-    grid = (train.shape[2], train.shape[3])
-    labels, weight = soft_labels(train_masks, classes, grid)
-    head = nn.Sequential(nn.BatchNorm2d(train.shape[1]), nn.Conv2d(train.shape[1], classes, 1))
+    labels, weight = soft_labels(train_masks, classes, (train.shape[2], train.shape[3]))
+    tokens, labels = train.permute(0, 2, 3, 1).flatten(0, 2), labels.permute(0, 2, 3, 1).flatten(0, 2)
+    counts = weight.flatten() > 0
+    tokens, labels = tokens[counts], labels[counts]
+    head = nn.Sequential(nn.BatchNorm1d(tokens.shape[1]), nn.Linear(tokens.shape[1], classes))
     steps = 1500
     optimizer = torch.optim.AdamW(head.parameters(), lr=3e-3, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
     for _ in range(steps):
-        pick = torch.randint(len(train), (16,))
-        log_p = head(train[pick].float()).log_softmax(1)
-        loss = -(labels[pick] * log_p).sum() / weight[pick].sum()
+        pick = torch.randint(len(tokens), (4096,))
+        loss = -(labels[pick] * head(tokens[pick].float()).log_softmax(1)).sum() / labels[pick].sum()
         optimizer.zero_grad(), loss.backward(), optimizer.step(), schedule.step()
     head.eval()
     confusion = torch.zeros(classes, classes, dtype=torch.int64)
     with torch.inference_mode():
         for features, mask in zip(val, val_masks, strict=True):
-            logits = F.interpolate(head(features[None].float()), size=mask.shape, mode="bilinear", align_corners=False)
+            grid = head(features.flatten(1).t().float()).t().unflatten(1, features.shape[1:])  # (K, h, w)
+            logits = F.interpolate(grid[None], size=mask.shape, mode="bilinear", align_corners=False)
             seen = mask < classes
             pairs = mask[seen] * classes + logits.argmax(1)[0][seen]
             confusion += torch.bincount(pairs, minlength=classes**2).view(classes, classes)
