@@ -13,6 +13,7 @@ from selectivit.ops.selective import attention_weights
 from selectivit.swap.attend import Call
 from selectivit.swap.record import recording
 from selectivit.swap.sites import Site, find_sites, find_tower, unwrap
+from selectivit.swap.swap import nothing_found
 from selectivit.swap.tap import eager
 
 
@@ -66,8 +67,7 @@ def attention_maps(
 def _pick(model: nn.Module, layer: int) -> Site:
     sites, skipped = find_sites(model)
     if not sites:
-        found = "; ".join(f"{name}: {why}" for name, why in skipped.items()) or "none"
-        raise ValueError(f"no attention that can be read in {type(model).__name__}; attention-like modules: {found}")
+        raise ValueError(nothing_found(model, skipped))
     if isinstance(layer, bool) or not isinstance(layer, int) or not -len(sites) <= layer < len(sites):
         raise ValueError(
             f"layer={layer!r} is out of range: this model has {len(sites)} attention layers, 0 to {len(sites) - 1}"
@@ -78,11 +78,15 @@ def _pick(model: nn.Module, layer: int) -> Site:
 def run_forward(model: nn.Module, images: Tensor, site: Site) -> None:
     """A forward that reaches the site: through the tower's blocks, at any image size, or the model's own."""
     tower = find_tower(model)
-    if tower is None:
+    try:
+        blocks = tower.host.blocks(tower.module) if tower else []
+    except ValueError:  # a tower of a family whose blocks `features` does not know (hybrids, NaFlex)
+        blocks = []
+    if tower is None or not blocks:
         model(images)
         return
     prefix = f"{tower.name}." if tower.name else ""
-    names = [prefix + name + "." for name, _ in tower.host.blocks(tower.module)]
+    names = [prefix + name + "." for name, _ in blocks]
     at = next((index for index, name in enumerate(names) if site.name.startswith(name)), len(names) - 1)
     tower.host.tokens(tower.module, images, at, False)
 
