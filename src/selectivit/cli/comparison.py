@@ -16,6 +16,7 @@ from selectivit.swap.attend import Call
 from selectivit.swap.calibrate import Calibration, calibrate_swap
 from selectivit.swap.record import recording
 from selectivit.swap.sites import find_sites
+from selectivit.swap.swap import nothing_found
 from selectivit.vis.attention import patch_weights
 from selectivit.vis.statistics import AttentionStatistics, attention_statistics
 
@@ -152,7 +153,7 @@ def look(model: nn.Module, images: Tensor, layer: int) -> View:
     """
     sites, skipped = find_sites(model)
     if not sites:
-        raise ValueError(f"expected a model with attention that can be read, found {skipped or 'none'}")
+        raise ValueError(nothing_found(model, skipped))
     if not -len(sites) <= layer < len(sites):
         last = len(sites) - 1
         raise ValueError(f"expected a layer from 0 to {last}, or -1 to {-len(sites)} from the end, got {layer}")

@@ -94,3 +94,7 @@ def _fail(name: str, message: str) -> int:
 
 def _say(message: str) -> None:
     print(message, file=sys.stderr)
+
+
+if __name__ == "__main__":  # python -m selectivit.cli.main, as torchrun -m starts it
+    sys.exit(main())

@@ -105,10 +105,10 @@ def parse_layers(text: str | int) -> int | list[int] | None:
     if text.strip() == "all":
         return None
     try:
-        numbers = [int(part) for part in text.split(",") if part.strip()]
+        numbers = [int(part) for part in text.removesuffix(",").split(",")]
     except ValueError:
         raise ValueError(f"expected --layers all, one number, or numbers such as 0,5,11, got {text!r}") from None
-    return numbers if "," in text or not numbers else numbers[0]
+    return numbers if "," in text else numbers[0]
 
 
 def parse_patch(text: str) -> tuple[int, int]:

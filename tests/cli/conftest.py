@@ -1,0 +1,70 @@
+"""A tiny model in a local folder, a few small photos, and the command line called in this process."""
+
+import os
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """A random ViT that timm wrote: 3 layers, 2 heads, patches of 8 px, made for 32 px."""
+    timm = pytest.importorskip("timm")
+    from timm.models._hub import save_for_hf
+
+    torch.manual_seed(0)
+    arguments = {"img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": 32, "num_heads": 2, "num_classes": 0}
+    model = timm.create_model("vit_tiny_patch16_224", **arguments)
+    for parameter in model.parameters():  # random attention is nearly uniform: sharpen it, so that a swap shows
+        parameter.data.mul_(3)
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    save_for_hf(model, str(folder), safe_serialization=True, model_args=arguments)
+    return str(folder)
+
+
+def write_photo(path, size=(48, 32), seed=0, **options):
+    from PIL import Image
+
+    noise = torch.randint(0, 256, (size[1] // 8, size[0] // 8, 3), generator=torch.Generator().manual_seed(seed))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(noise.to(torch.uint8).numpy()).resize(size, Image.Resampling.BICUBIC).save(path, **options)
+    return path
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder of five photos in two sizes, one in a sub-folder."""
+    folder = tmp_path / "photos"
+    for i, name in enumerate(("a.jpg", "b.png", "c.jpg", "sub/a.jpg", "sub/d.png")):
+        write_photo(folder / name, size=(48, 32) if i % 2 else (40, 40), seed=i)
+    return folder
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Call the command line; gives the exit status, stdout and stderr."""
+    from selectivit.cli.main import main
+
+    monkeypatch.setenv("SELECTIVIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        status = main([str(a) for a in arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return status, out, err
+
+    return call
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """The environment of a subprocess that neither downloads nor writes to the user's cache."""
+    return {
+        **os.environ,
+        "SELECTIVIT_CACHE": str(tmp_path / "cache"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
