@@ -21,6 +21,7 @@ from selectivit.cli.options import (
     pick_device,
     take,
 )
+from selectivit.cli.progress import working
 from selectivit.cli.writing import check_writable, write_atomic, write_json
 
 HELP = "show softmax and a swap side by side on one photo: a picture, and the numbers as JSON"
@@ -87,11 +88,10 @@ def run(options: Namespace) -> int:
 
     import torch
 
-    from selectivit.cli.compare_report import draw, numbers, versions
+    from selectivit.cli.compare_report import numbers, picture, versions
     from selectivit.cli.comparison import compare_photo
     from selectivit.cli.reading import ready_photo
     from selectivit.models.weights import load_model
-    from selectivit.vis.compare import to_png
 
     torch.manual_seed(where.seed)
     device = pick_device(where.device)
@@ -99,10 +99,11 @@ def run(options: Namespace) -> int:
     ready = ready_photo(photo, model, what.size)
     images = ready.image[None].to(device)  # (1, 3, H, W)
     fit = {"calibrate": options.calibrate, "max_support": what.max_support}
-    comparison = compare_photo(model, images, swap, seed=where.seed, layer=what.layer, patch=patch, **fit)
+    with working("looking with softmax, calibrating, looking with the swap"):
+        comparison = compare_photo(model, images, swap, seed=where.seed, layer=what.layer, patch=patch, **fit)
 
     found = numbers(comparison)
-    picture, report = out / f"{photo.stem}.compare.png", out / f"{photo.stem}.compare.json"
+    drawn, report = out / f"{photo.stem}.compare.png", out / f"{photo.stem}.compare.json"
     content = {
         "photo": str(photo),
         "notes": list(ready.notes),
@@ -116,15 +117,15 @@ def run(options: Namespace) -> int:
         },
         "versions": versions(),
         **found,
-        "files": [str(picture), str(report)],
+        "files": [str(drawn), str(report)],
     }
-    figure = draw(comparison, ready.shown, _name(swap), f"{where.model}, {photo.name}")
-    write_atomic(picture, to_png(figure))
+    model_name = Path(where.model).name if Path(where.model).is_dir() else where.model
+    write_atomic(drawn, picture(comparison, ready.shown, _name(swap), f"{model_name}, {photo.name}"))
     write_json(report, content)
     if what.save_calibration is not None and comparison.calibration is not None:
         comparison.calibration.save(what.save_calibration)
     _print(found, _name(swap))
-    print(picture, report, sep="\n")
+    print(drawn, report, sep="\n")
     return 0
 
 

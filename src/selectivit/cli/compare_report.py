@@ -5,17 +5,14 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from selectivit.cli.comparison import Comparison, View
-from selectivit.vis.compare import Variant, compare_figure
+from selectivit.vis.compare import Variant, compare_figure, to_png
 from selectivit.vis.statistics import AttentionStatistics, mean_cosine
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MEASURES = ("support_share", "support_size", "entropy", "effective_tokens")
 
@@ -89,7 +86,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def draw(comparison: Comparison, shown: Tensor, name: str, title: str) -> Figure:
+def picture(comparison: Comparison, shown: Tensor, name: str, title: str) -> bytes:
     """Draw the comparison.
 
     Args:
@@ -99,7 +96,7 @@ def draw(comparison: Comparison, shown: Tensor, name: str, title: str) -> Figure
         title: of the figure.
 
     Returns:
-        The figure.
+        The bytes of a PNG file.
     """
     rows = [
         Variant(
@@ -113,7 +110,9 @@ def draw(comparison: Comparison, shown: Tensor, name: str, title: str) -> Figure
     ]
     has_cls = comparison.softmax.found.cls is not None
     cls_title = "attention of CLS" if has_cls else "attention of all tokens, mean"
-    return compare_figure(shown, rows, comparison.patch, title=title, note=_note(comparison, name), cls_title=cls_title)
+    return to_png(
+        compare_figure(shown, rows, comparison.patch, title=title, note=_note(comparison, name), cls_title=cls_title)
+    )
 
 
 def _layer(statistics: AttentionStatistics) -> dict[str, Any]:

@@ -37,3 +37,21 @@ def progress(title: str, total: int, *, shown: bool = True) -> Iterator[Callable
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
 
         yield tell
+
+
+def working(text: str) -> contextlib.AbstractContextManager[object]:
+    """Show on a terminal that something slow goes on.
+
+    Args:
+        text: what.
+
+    Returns:
+        A context manager for as long as it lasts.
+
+    Example:
+        >>> with working("counting"):
+        ...     pass
+    """
+    from rich.console import Console
+
+    return Console(stderr=True).status(text) if sys.stderr.isatty() else contextlib.nullcontext()

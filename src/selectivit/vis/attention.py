@@ -50,12 +50,12 @@ def weight_scale(*weights: Tensor, decades: float = 3.0) -> LogNorm:
         A matplotlib norm from the largest weight down.
 
     Example:
-        >>> weight_scale(torch.tensor([0.0, 0.1])).vmax
-        0.1
+        >>> weight_scale(torch.tensor([0.0, 0.5])).vmax
+        0.5
     """
     from matplotlib.colors import LogNorm
 
-    top = max((round(w.max().item(), 12) for w in weights), default=0.0) or 1.0
+    top = max((w.max().item() for w in weights), default=0.0) or 1.0  # all zero: any scale will do
     return LogNorm(vmin=top / 10**decades, vmax=top, clip=True)
 
 
