@@ -1,4 +1,4 @@
-"""Shared by all tests: two threads, bounded hypothesis runs, and uninitialised memory that shows."""
+"""Shared by all tests: one thread (tensors are small), bounded hypothesis runs, and uninitialised memory that shows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 hypothesis.settings.register_profile("default", max_examples=25, deadline=None, derandomize=True)
 hypothesis.settings.load_profile("default")
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 
 
 @pytest.fixture
