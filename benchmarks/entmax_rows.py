@@ -2,8 +2,8 @@
 
     python benchmarks/entmax_rows.py --out benchmarks/results/entmax_rows.json [PHOTO …]
 
-Scores are (6 · 1370, 1370): normal ones of several widths and, where photos are given, those of DINOv2-small's layers at
-518 px. Every candidate's error is measured before its time.
+Scores are (6 · 1370, 1370): normal ones of several widths and, where photos are given, those of DINOv2-small's layers
+at 518 px. Every candidate's error is measured before its time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ def real_scores(photos: list[Path], layers: tuple[int, ...]) -> dict[str, Tensor
     for photo in photos:
         picture = read_image(photo).image.resize((518, 518))
         image = to_tensor(picture, mean=expects.mean, std=expects.std, patch_size=expects.patch_size, size=518)
-        image = image if isinstance(image, Tensor) else image.tensor
         with torch.no_grad(), recording(sites) as calls:
             sv.features(model, image)
         for layer in layers:
