@@ -32,7 +32,7 @@ def wait_for(condition, seconds=60):
 
 def test_ctrl_c_keeps_what_is_finished_and_a_second_run_goes_on(many, tiny_model, tmp_path, environment):
     out = tmp_path / "out"
-    arguments = [*COMMAND, "features", many, "--model", tiny_model, "--out", out, "--size", "640", "--batch-size", "1"]
+    arguments = [*COMMAND, "features", many, "--model", tiny_model, "--out", out, "--size", "320", "--batch-size", "1"]
     process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: len(list(out.glob("*.safetensors"))) >= 3 or process.poll() is not None)
     process.send_signal(signal.SIGINT)

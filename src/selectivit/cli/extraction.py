@@ -96,7 +96,7 @@ class Extraction:
                 raise
             except (ImageError, OSError) as error:
                 self.outcome.skipped.append({"source": str(photo.path), "reason": str(error)})
-                self.tell(f"skipped {photo.path}: {error}")
+                self.tell(f"skipped: {error}")
                 continue
             if loaded is not None:
                 yield loaded

@@ -77,12 +77,13 @@ def compare_figure(
         True
     """
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     grid = _check(variants, patch)
     column, curves = 3.1, 3.2  # inches
     row = column * min(max(photo.shape[0] / photo.shape[1], 0.5), 1.8)
     rows = len(variants) * (row + 0.05) + 1.3
-    figure = Figure(figsize=(4 * column, rows + curves), dpi=130, layout="constrained")
+    figure = Figure(figsize=(4 * column, rows + curves), dpi=130, layout=ConstrainedLayoutEngine(h_pad=0.08))
     upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=[rows, curves])[:, 0]
     # The colour bars have a row of their own: taken from the columns they colour, they would shift these.
     cells = upper.subplots(len(variants) + 1, 4, squeeze=False, height_ratios=[row] * len(variants) + [0.1])
