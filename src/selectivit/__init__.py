@@ -9,7 +9,8 @@ from selectivit.models.weights import list_models, load_model
 from selectivit.ops.attention import entmax_attention
 from selectivit.ops.entmax import entmax, entmax15, sparsemax
 from selectivit.ops.entmax_loss import entmax_loss
-from selectivit.swap.calibrate import Calibration, calibrate_swap
+from selectivit.swap.calibrate import calibrate_swap
+from selectivit.swap.calibration import Calibration
 from selectivit.swap.maps import attention_maps
 from selectivit.swap.swap import Swap, swap_attention
 

@@ -11,7 +11,8 @@ from torch import nn
 
 import selectivit as sv
 from selectivit.ops.selective import AttentionRule, attention_weights
-from selectivit.swap.calibrate import FACTORS, RECORD_FILE, TENSORS_FILE
+from selectivit.swap.calibrate import FACTORS
+from selectivit.swap.calibration import RECORD_FILE, TENSORS_FILE
 from selectivit.swap.record import recording
 from selectivit.swap.sites import find_sites
 

@@ -13,7 +13,8 @@ from selectivit.cli.swapping import fitted_alpha, load_calibration, swapped
 from selectivit.features import Features, features
 from selectivit.ops.selective import attention_weights
 from selectivit.swap.attend import Call
-from selectivit.swap.calibrate import Calibration, calibrate_swap
+from selectivit.swap.calibrate import calibrate_swap
+from selectivit.swap.calibration import Calibration
 from selectivit.swap.record import recording
 from selectivit.swap.sites import find_sites
 from selectivit.swap.swap import nothing_found

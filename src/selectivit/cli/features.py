@@ -28,7 +28,7 @@ from selectivit.cli.writing import WriteError, check_writable, write_json
 if TYPE_CHECKING:
     from torch import nn
 
-    from selectivit.swap.calibrate import Calibration
+    from selectivit.swap.calibration import Calibration
 
 HELP = "compute dense features of photos, one safetensors file and one PCA picture a photo"
 

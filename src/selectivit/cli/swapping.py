@@ -10,7 +10,7 @@ from selectivit.cli.options import SwapOptions, parse_layers
 if TYPE_CHECKING:
     from torch import nn
 
-    from selectivit.swap.calibrate import Calibration
+    from selectivit.swap.calibration import Calibration
 
 
 def swaps(swap: SwapOptions) -> bool:
@@ -86,6 +86,6 @@ def load_calibration(swap: SwapOptions) -> Calibration | None:
     """
     if swap.calibration is None:
         return None
-    from selectivit.swap.calibrate import Calibration
+    from selectivit.swap.calibration import Calibration
 
     return Calibration.load(swap.calibration)

@@ -2,27 +2,23 @@
 
 At softmax's own scale entmax is far sharper than softmax: near a weight p its log-slope is p^(1−α) times softmax's, so
 untrained layers lose much of what they knew. One factor per layer and head, fitted on a few images, gives most of it
-back. How much support each head may keep is shared out as in rate-distortion: one price per unit of support for all
-heads, raised until their mean support meets the bound.
+back. Errors are weighed by the layer's output projection, as the rest of the model sees them, over the variance of the
+layer's output. How much support each head may keep is shared out as in rate-distortion: one price per unit of support
+for all heads, raised until their mean support meets the bound.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import torch
-from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from selectivit.ops.selective import SOFTMAX, AttentionRule, attention_weights
 from selectivit.swap.attend import Call
+from selectivit.swap.calibration import Calibration
 from selectivit.swap.maps import run_forward
 from selectivit.swap.record import recording
 from selectivit.swap.sites import Site, find_sites, find_tower, unwrap
@@ -31,65 +27,6 @@ from selectivit.swap.tap import eager
 
 FACTORS = tuple(1.4 * 0.02 ** (i / 23) for i in range(24))  # 1.4 … 0.028: a diffuse head needs about 1/√N
 ROWS_PER_IMAGE = 256
-TENSORS_FILE, RECORD_FILE = "calibration.safetensors", "calibration.json"
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Factors for `swap_attention(scale=…)`, with what they were fitted on and how well they fit.
-
-    Args:
-        factors: by attention module's name, (heads,).
-        support: by name, (heads,): share of the keys with non-zero weight on the fitting images.
-        error: by name, (heads,): squared distance to softmax's outputs over their variance; 0 is a perfect match.
-        alpha: entmax's α that the factors are for.
-        scores: the score source that they are for.
-        fitted_on: what is written beside them: model class, images and their sizes, bound, price of support.
-    """
-
-    factors: Mapping[str, Tensor]
-    support: Mapping[str, Tensor]
-    error: Mapping[str, Tensor]
-    alpha: float
-    scores: str
-    fitted_on: Mapping[str, Any]
-
-    def mean_support(self) -> float:
-        """Share of non-zero weights over all layers and heads."""
-        return torch.cat(list(self.support.values())).mean().item()
-
-    def save(self, folder: str | Path) -> None:
-        """Write calibration.safetensors and calibration.json into a folder, each at once or not at all."""
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        kinds = {"factors": self.factors, "support": self.support, "error": self.error}
-        tensors = {f"{kind}/{name}": t.contiguous() for kind, part in kinds.items() for name, t in part.items()}
-        record = {"alpha": self.alpha, "scores": self.scores, "fitted_on": dict(self.fitted_on)}
-        _write(target / TENSORS_FILE, save(tensors))
-        _write(target / RECORD_FILE, (json.dumps(record, indent=1) + "\n").encode())
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Calibration:
-        """Read what `save` wrote.
-
-        Raises:
-            FileNotFoundError: a file is missing.
-            ValueError: a file does not hold a calibration.
-        """
-        source = Path(folder)
-        for name in (TENSORS_FILE, RECORD_FILE):
-            if not (source / name).is_file():
-                raise FileNotFoundError(f"no calibration in {source}: {name} is missing; Calibration.save writes both")
-        try:
-            record = json.loads((source / RECORD_FILE).read_text())
-            tensors = load((source / TENSORS_FILE).read_bytes())
-            parts: dict[str, dict[str, Tensor]] = {"factors": {}, "support": {}, "error": {}}
-            for key, tensor in tensors.items():
-                kind, _, name = key.partition("/")
-                parts[kind][name] = tensor
-            return cls(**parts, alpha=record["alpha"], scores=record["scores"], fitted_on=record["fitted_on"])
-        except Exception as error:
-            raise ValueError(f"{source} does not hold a calibration that can be read: {error}") from error
 
 
 def calibrate_swap(
@@ -139,7 +76,7 @@ def calibrate_swap(
     if not found:
         raise ValueError(nothing_found(model, skipped))
     sites = select_layers(found, layers)
-    curves = {site.name: _Curve(site.num_heads) for site in sites}
+    curves = {site.name: _Curve(site) for site in sites}
     for image in singles:
         for name, call in _calls(model, image, sites).items():
             curves[name].add(call, rule)
@@ -185,11 +122,12 @@ def _calls(model: nn.Module, image: Tensor, sites: Sequence[Site]) -> dict[str, 
 class _Curve:
     """One layer's error and support over the grid of factors, summed over images: (heads, factors)."""
 
-    def __init__(self, num_heads: int):
-        self.squared_error = torch.zeros(num_heads, len(FACTORS), dtype=torch.float64)
+    def __init__(self, site: Site):
+        self.squared_error = torch.zeros(site.num_heads, len(FACTORS), dtype=torch.float64)
         self.support = torch.zeros_like(self.squared_error)
-        self.variance = torch.zeros(num_heads, dtype=torch.float64)
+        self.variance = torch.zeros(site.num_heads, dtype=torch.float64)
         self.images = 0
+        self.metric = _projection_metric(site)
 
     @torch.no_grad()
     def add(self, call: Call, rule: AttentionRule) -> None:
@@ -199,17 +137,21 @@ class _Curve:
         value = call.v.to(torch.promote_types(call.v.dtype, torch.float32))
         softmax = replace(SOFTMAX, scores=rule.scores)
         wanted = attention_weights(call.q, call.k, call.v, softmax, **see) @ value  # (1, H, rows, D)
-        self.variance += (wanted - wanted.mean(-2, keepdim=True)).square().sum((0, 2, 3)).double().cpu()
+        self.variance += self._squared(wanted - wanted.mean(-2, keepdim=True))
         for i, factor in enumerate(FACTORS):
             weights = attention_weights(call.q, call.k, call.v, replace(rule, scale=factor), **see)
-            self.squared_error[:, i] += (weights @ value - wanted).square().sum((0, 2, 3)).double().cpu()
-            self.support[:, i] += (weights > 0).double().mean((0, 2, 3)).cpu()
+            self.squared_error[:, i] += self._squared(weights @ value - wanted)
+            self.support[:, i] += weights.count_nonzero((0, 2, 3)).double().cpu() / weights[:, 0].numel()
         self.images += 1
 
+    def _squared(self, change: Tensor) -> Tensor:
+        """Squared length (H,) of a change (1, H, rows, D) of the heads' outputs, behind the layer's projection."""
+        seen = change if self.metric is None else change @ self.metric.to(change)
+        return (seen * change).sum((0, 2, 3)).double().cpu()
+
     def relative(self) -> tuple[Tensor, Tensor]:
-        """Error over the variance of softmax's outputs, and the mean share of non-zero weights."""
-        floor = 1e-12 + 1e-9 * self.variance.max()
-        return self.squared_error / self.variance.clamp_min(floor).unsqueeze(-1), self.support / self.images
+        """Error over the variance of the layer's output, and the mean share of non-zero weights."""
+        return self.squared_error / self.variance.sum().clamp_min(1e-30), self.support / self.images
 
     def cheapest(self, price: float) -> dict[str, Tensor]:
         """Per head the factor with the least error + price · support, refined by a parabola through its neighbours."""
@@ -227,6 +169,15 @@ class _Curve:
             "support": _interpolate(support, place).float(),
             "error": _interpolate(error, place).float(),
         }
+
+
+def _projection_metric(site: Site) -> Tensor | None:
+    """WᵀW of each head's columns of the output projection, (H, D, D); None (all alike), where it is no matrix."""
+    weight = getattr(site.projection, "weight", None)
+    if not isinstance(site.projection, nn.Linear) or not isinstance(weight, Tensor):
+        return None
+    heads = weight.detach().float().unflatten(1, (site.num_heads, -1)).movedim(1, 0)  # (H, C, D)
+    return heads.mT @ heads
 
 
 def _interpolate(values: Tensor, place: Tensor) -> Tensor:
@@ -261,15 +212,3 @@ def _share_out(curves: Mapping[str, _Curve], max_support: float | None) -> tuple
         else:
             chosen, high = found, middle
     return chosen, high
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write through a temporary file beside the target, so that a reader sees the old file or the whole new one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -53,7 +53,8 @@ def site(name: str, module: nn.Module, parents: tuple[nn.Module, ...]) -> Site |
         return "a subclass of open_clip's Attention with its own code"
     if module.logit_scale is not None:
         return "scaled cosine attention: its scores are bounded by a learnt temperature, not by 1/sqrt(d)"
-    return Site(name, module, module.num_heads, "open_clip", (Edit(module, "__class__", SelectiveAttention),))
+    edit = Edit(module, "__class__", SelectiveAttention)
+    return Site(name, module, module.num_heads, "open_clip", (edit,), projection=module.out_proj)
 
 
 def blocks(tower: Any) -> list[tuple[str, nn.Module]]:

@@ -42,6 +42,7 @@ class Site:
         edits: what to change, beside the rule, so that the module asks for our attention.
         implementation: the attention implementation that the host names for it, where it names one.
         cross: True where queries and keys are known to come from different sequences.
+        projection: the module that mixes the heads' outputs, where there is one.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Site:
     edits: tuple[Edit, ...] = ()
     implementation: str | None = None
     cross: bool = False
+    projection: nn.Module | None = None
 
 
 @dataclass(frozen=True)

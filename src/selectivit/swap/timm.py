@@ -134,7 +134,8 @@ def site(name: str, module: nn.Module, parents: tuple[nn.Module, ...]) -> Site |
     kind = type(module)
     if kind in SELECTIVE or kind in SELECTIVE.values():
         edit = Edit(module, "__class__", SELECTIVE.get(kind, kind))
-        return Site(name, module, int(getattr(module, "num_heads")), "timm", (edit,))  # noqa: B009 - nn.Module's type
+        known: Any = module
+        return Site(name, module, known.num_heads, "timm", (edit,), projection=known.proj)
     if isinstance(module, tuple(SELECTIVE)):
         return f"a subclass of timm's {kind.__base__.__name__ if kind.__base__ else kind.__name__} with its own code"
     return LEFT_ALONE.get(kind.__name__)

@@ -145,7 +145,7 @@ def site(name: str, module: nn.Module, parents: tuple[nn.Module, ...]) -> Site |
         # word for an activation that the kernel does not know.
         edits.append(Edit(parent, "activation_relu_or_gelu", 0))
     cross = isinstance(parent, nn.TransformerDecoderLayer) and parent.multihead_attn is module
-    return Site(name, module, module.num_heads, "torch", tuple(edits), cross=cross)
+    return Site(name, module, module.num_heads, "torch", tuple(edits), cross=cross, projection=module.out_proj)
 
 
 def blocks(tower: Any) -> list[tuple[str, nn.Module]]:

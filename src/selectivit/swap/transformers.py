@@ -128,7 +128,9 @@ def site(name: str, module: nn.Module, parents: tuple[nn.Module, ...]) -> Site |
     ours = copy.copy(config)
     ours._attn_implementation = NAME
     heads = getattr(module, "num_heads", None) or getattr(module, "num_attention_heads")  # noqa: B009 - one or the other
-    return Site(name, module, heads, "transformers", (Edit(module, "config", ours),), implementation)
+    projection = getattr(module, "o_proj", None) or getattr(module, "out_proj", None)
+    edits = (Edit(module, "config", ours),)
+    return Site(name, module, heads, "transformers", edits, implementation, projection=projection)
 
 
 def _projects(module: nn.Module) -> bool:
