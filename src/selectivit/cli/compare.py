@@ -91,8 +91,10 @@ def run(options: Namespace) -> int:
     from selectivit.cli.compare_report import numbers, picture, versions
     from selectivit.cli.comparison import compare_photo
     from selectivit.cli.reading import ready_photo
+    from selectivit.data.images import read_image
     from selectivit.models.weights import load_model
 
+    read_image(photo, shorter_side=64)  # a photo that cannot be read is told before weights are fetched
     torch.manual_seed(where.seed)
     device = pick_device(where.device)
     model = load_model(where.model, device=str(device))
