@@ -60,7 +60,8 @@ def entmax_attention(
     if attn_mask is not None:
         attn_mask = attn_mask.expand(*lead, q.shape[-2], k.shape[-2])
     function = _TiledAttention if torch.compiler.is_compiling() else _TiledAttentionFunctorch
-    return function.apply(q, k, v, attn_mask, a_rows, s_rows, a, s)[0]
+    save = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (q, k, v, s_rows))
+    return function.apply(q, k, v, attn_mask, a_rows, s_rows, a, s, save)[0]
 
 
 def check_attention_inputs(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None) -> None:
@@ -91,28 +92,28 @@ class _TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        q: Tensor, k: Tensor, v: Tensor, attn_mask: Any, alpha_rows: Any, scale_rows: Any, alpha: float, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        return torch.ops.selectivit.entmax_attention(q, k, v, attn_mask, alpha_rows, scale_rows, alpha, scale)
+        q: Tensor, k: Tensor, v: Tensor, mask: Any, alpha_rows: Any, scale_rows: Any, alpha: Any, scale: Any, save: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.ops.selectivit.entmax_attention(q, k, v, mask, alpha_rows, scale_rows, alpha, scale, save)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        *tensors, ctx.alpha, ctx.scale = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*tensors, output[1])
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        *tensors, ctx.alpha, ctx.scale, _ = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*tensors, *output[1:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, sigma = ctx.saved_tensors
+        *tensors, sigma, saved = ctx.saved_tensors
         needs = ctx.needs_input_grad
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return (*_differentiable_backward(tensors, ctx.alpha, ctx.scale, needs, grads[0]), None, None)
+            return (*_differentiable_backward(tensors, ctx.alpha, ctx.scale, needs, grads[0]), None, None, None)
         found = torch.ops.selectivit.entmax_attention_backward(
-            grads[0], sigma, *tensors, ctx.alpha, ctx.scale, bool(needs[3])
+            grads[0], sigma, *tensors, ctx.alpha, ctx.scale, bool(needs[3]), saved
         )
         dmask = found[3].to(tensors[3].dtype) if needs[3] else None
         wanted = (*found[:3], dmask, *found[4:])
-        return (*(g if need else None for g, need in zip(wanted, needs[:6], strict=True)), None, None)
+        return (*(g if need else None for g, need in zip(wanted, needs[:6], strict=True)), None, None, None)
 
 
 class _TiledAttentionFunctorch(_TiledAttention):
@@ -120,13 +121,13 @@ class _TiledAttentionFunctorch(_TiledAttention):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        *tensors, alpha, scale = inputs
+        *tensors, alpha, scale, save = inputs
         dims = in_dims[:6]
         front = [
             None if t is None else t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
             for t, d in zip(tensors, dims, strict=True)
         ]
-        return _TiledAttentionFunctorch.apply(*front, alpha, scale), (0, 0)
+        return _TiledAttentionFunctorch.apply(*front, alpha, scale, save), (0, 0, None)
 
 
 def _differentiable_backward(tensors: list[Any], alpha: float, scale: float, needs: Any, grad: Tensor) -> list[Any]:
