@@ -14,6 +14,8 @@ namespace {
 constexpr float kDense = 0.25f;   // share of survivors above which the screen no longer pays
 constexpr float kSparse = 0.12f;  // and below which it pays again
 
+constexpr int64_t kManyValues = 5;  // survivors of a row per near stretch of keys, for which stretches pay
+
 enum Status { kDone = 0, kDeclined = 1, kNoMemory = 2 };
 
 // The head a thread works on, packed as far as it was needed.
@@ -80,10 +82,10 @@ class Forward {
       state_.norms = key_norms<S>(k_, a_.k_stride[2], a_.m, a_.d);
     }
     if (!(state_.norms.norm < 1e18f)) return fail(kDeclined);
-    const int64_t width = padded_keys(a_.m);
-    strip_ = static_cast<float*>(room(kStrip, width * kBlockRows * sizeof(float)));
-    values_ = static_cast<float*>(room(kValues, width * sizeof(float)));
-    indices_ = static_cast<int32_t*>(room(kIndices, width * sizeof(float)));
+    list_ = strip_width(a_.m);
+    strip_ = static_cast<float*>(room(kStrip, list_ * kBlockRows * sizeof(float)));
+    values_ = static_cast<float*>(room(kValues, list_ * kBlockRows * sizeof(float)));
+    indices_ = static_cast<int32_t*>(room(kIndices, list_ * kBlockRows * sizeof(float)));
     return (strip_ && values_ && indices_) || fail(kNoMemory);
   }
 
@@ -120,15 +122,17 @@ class Forward {
     if (!keys) return 0;
     if (!state_.screen) state_.screen_keys = pack_screen(k_, a_.k_stride[2], a_.m, a_.d, state_.norms, keys);
     state_.screen = true;
+    in_list_ = 0;
     int32_t* strip = reinterpret_cast<int32_t*>(strip_);
     quantize_queries(q_, a_.d, state_.screen_keys, &screen_rows_);
     screen_block(screen_rows_, keys, a_.m, a_.d, strip, lanes_);
     lane_thresholds<S>(power_, lanes_, &thresholds_);
     for (int r = 0; r < rows; ++r) {
       const float bound = screen_rows_.bound[r], least = thresholds_.top[r] + thresholds_.tau[r] - bound;
-      const int n = screen_survivors(strip + r * padded_keys(a_.m), a_.m, least - bound, screen_rows_.unit[r], indices_);
+      const int n = screen_survivors(strip + r * list_, a_.m, least - bound, screen_rows_.unit[r], indices_);
       dot_rows<S>(q_ + r * kMaxWidth, indices_, n, k_, a_.k_stride[2], a_.d, values_);
-      finish_row(row + r, n, least);
+      solve_row(row + r, r, n, least, top_of(values_, n));
+      mix_row(row, r, values_, indices_);
       *survivors += n;
       if (static_cast<float>(*survivors) > kDense * static_cast<float>(a_.m * (r + 3))) return r + 1;
     }
@@ -139,51 +143,78 @@ class Forward {
   }
 
   void float_rows(int64_t row, int done, int rows, int64_t* survivors) {
-    const int64_t width = padded_keys(a_.m);
+    in_list_ = 1;
     score_block<S>(q_, panels_, a_.m, a_.d, strip_, lanes_);
     bool bad[kBlockRows] = {};
     if (a_.mask_kind != kNoMask)
       for (int r = 0; r < rows; ++r)
-        bad[r] = mask_row<S>(a_, unit_.head, row + r, strip_ + r * width, eps_, lanes_ + r * kLanes);
+        bad[r] = mask_row<S>(a_, unit_.head, row + r, strip_ + r * list_, eps_, lanes_ + r * kLanes);
     lane_thresholds<S>(power_, lanes_, &thresholds_);
+    int64_t kept = 0;
     for (int r = done; r < rows; ++r) {
+      kept_[r] = 0;
       if (bad[r] || thresholds_.top[r] == kMinusInf) {
-        edge_row(row + r, bad[r]);
+        edge_row(row, r, bad[r]);
         continue;
       }
-      const float least = thresholds_.top[r] + thresholds_.tau[r];
-      const typename S::F t = S::set(least);
-      const float* strip = strip_ + r * width;
-      int n = 0;
-      for (int64_t j = 0; j < width; j += S::W)
-        n = S::keep_above(S::load(strip + j), t, static_cast<int32_t>(j), values_, indices_, n);
-      finish_row(row + r, n, least);
+      const int n = collect(r);
+      solve_row(row + r, r, n, thresholds_.top[r] + thresholds_.tau[r], thresholds_.top[r]);
       *survivors += n;
+      kept += kept_[r];
     }
+    if (!out_) return;
+    const bool many = kept > (rows - done) * kManyValues * (a_.m * a_.e * 4 / kNearBytes);
+    if (many && a_.e % (4 * S::W) == 0)
+      mix_block<S>(values_ + done * list_, indices_ + done * list_, list_, kept_ + done, rows - done, a_.m, v_,
+                   a_.v_stride[2], a_.e, factors_ + done, out_ + (unit_.head * a_.n + row + done) * a_.e);
+    else
+      for (int r = done; r < rows; ++r) mix_row(row, r, values_ + r * list_, indices_ + r * list_);
+  }
+
+  // Entries of the strip that may lie in the support, with their indices.
+  int collect(int r) {
+    const typename S::F t = S::set(thresholds_.top[r] + thresholds_.tau[r]);
+    const float* strip = strip_ + r * list_;
+    const int64_t width = padded_keys(a_.m);
+    int n = 0;
+    for (int64_t j = 0; j < width; j += S::W)
+      n = S::keep_above(S::load(strip + j), t, static_cast<int32_t>(j), values_ + r * list_, indices_ + r * list_, n);
+    return n;
   }
 
   // A row with nothing to attend to gives zeros; one with NaN or +inf in its mask gives NaN.
-  void edge_row(int64_t row, bool bad) {
-    const int64_t at = unit_.head * a_.n + row;
-    if (out_)
-      for (int64_t c = 0; c < a_.e; ++c) out_[at * a_.e + c] = bad ? NAN : 0.0f;
+  void edge_row(int64_t block, int r, bool bad) {
+    const int64_t row = block + r, at = unit_.head * a_.n + row;
+    factors_[r] = bad ? NAN : 0.0f;  // times a sum of nothing
     if (sigma_) sigma_[at] = bad ? NAN : 0.0f;
     if (sink_ && bad) sink_->full = true;
     if (sink_ && sink_->start) sink_->start[row - unit_.begin + 1] = sink_->used;
   }
 
-  void finish_row(int64_t row, int n, float least) {
-    float top = values_[0];
-    for (int j = 1; j < n; ++j) top = values_[j] > top ? values_[j] : top;
-    for (int j = 0; j < n; j += S::W) S::store(values_ + j, S::load(values_ + j) - S::set(top));
+  static float top_of(float* values, int n) {
+    for (int i = n; i < n + S::W; ++i) values[i] = kMinusInf;
+    typename S::F top = S::load(values);
+    for (int j = S::W; j < n; j += S::W) top = S::max(top, S::load(values + j));
+    return S::top(top);
+  }
+
+  // From n candidates in list r (the screen uses the first for every row) to p, its factor and sigma.
+  void solve_row(int64_t row, int r, int n, float least, float top) {
+    const int64_t at = unit_.head * a_.n + row, list = in_list_ * r * list_;
+    float* values = values_ + list;
+    for (int j = 0; j < n; j += S::W) S::store(values + j, S::load(values + j) - S::set(top));
     const float start = least - top;
-    const Solution found = newton<S>(power_, values_, n, start > -1 ? start : -1.0f);
+    const Solution found = newton<S>(power_, values, n, start > -1 ? start : -1.0f);
     float* u = sink_ ? reserve(n) : nullptr;
-    const int kept = probabilities<S>(power_, values_, indices_, n, found.threshold, u);
-    const int64_t at = unit_.head * a_.n + row;
-    if (sink_) keep(row, kept, found.sum, u);
+    kept_[r] = probabilities<S>(power_, values, indices_ + list, n, found.threshold, u);
+    factors_[r] = 1 / found.sum;
+    if (sink_) keep(row, indices_ + list, kept_[r], found.sum, u);
     if (sigma_) sigma_[at] = found.threshold + 1;
-    if (out_) mix_rows<S>(values_, indices_, kept, v_, a_.v_stride[2], a_.e, 1 / found.sum, out_ + at * a_.e);
+  }
+
+  void mix_row(int64_t row, int r, const float* values, const int32_t* indices) {
+    if (out_)
+      mix_rows<S>(values, indices, kept_[r], v_, a_.v_stride[2], a_.e, factors_[r], out_ + (unit_.head * a_.n + row + r) * a_.e);
   }
 
   float* reserve(int n) {
@@ -194,11 +225,11 @@ class Forward {
     return sink_->u + sink_->used;
   }
 
-  void keep(int64_t row, int kept, float sum, float* u) {
+  void keep(int64_t row, const int32_t* indices, int kept, float sum, float* u) {
     if (!u) return;
     const float norm = power_.inverse_norm(sum);
     for (int j = 0; j < kept; ++j) u[j] *= norm;
-    std::memcpy(sink_->index + sink_->used, indices_, kept * sizeof(int32_t));
+    std::memcpy(sink_->index + sink_->used, indices, kept * sizeof(int32_t));
     sink_->used += kept;
     sink_->start[row - unit_.begin + 1] = sink_->used;
   }
@@ -212,6 +243,10 @@ class Forward {
   const float *k_ = nullptr, *v_ = nullptr, *q_from_ = nullptr, *panels_ = nullptr;
   float *strip_ = nullptr, *values_ = nullptr, *out_ = nullptr, *sigma_ = nullptr;
   int32_t* indices_ = nullptr;
+  int in_list_ = 0;             // 1: every row has its own list; 0: they take turns in the first
+  int64_t list_ = 0;            // distance of two rows' lists, and of two rows of the strip
+  int kept_[kBlockRows] = {};
+  float factors_[kBlockRows] = {};
   Sink* sink_ = nullptr;
   alignas(64) float q_[kBlockRows * kMaxWidth];
   alignas(64) float lanes_[kBlockRows * kLanes];

@@ -78,5 +78,7 @@ inline float row_scale(const Attention& a, int64_t head, int64_t row) {
   return a.scale_rows ? a.scale_rows[offset(a.scale_stride, a, head) + row * a.scale_stride[2]] : a.scale;
 }
 inline int64_t padded_keys(int64_t m) { return (m + kPanelKeys - 1) / kPanelKeys * kPanelKeys; }
+// Rows of a block lie this far apart: a power of two would put all of them into the same few lines of the cache.
+inline int64_t strip_width(int64_t m) { return padded_keys(m) + 16; }
 
 }  // namespace selectivit

@@ -39,20 +39,20 @@ inline void score_tile(const float* q, const float* panel, int64_t d, float* str
 // q: (16, kMaxWidth) rows already multiplied by scale and eps. strip: (16, width). lanes: (16, 32).
 template <class S>
 inline void score_block(const float* q, const float* panels, int64_t m, int64_t d, float* strip, float* lanes) {
-  const int64_t width = padded_keys(m);
+  const int64_t padded = padded_keys(m), width = strip_width(m);
   for (int i = 0; i < kBlockRows * kLanes; ++i) lanes[i] = kMinusInf;
   float last[kBlockRows * kLanes];
-  for (int64_t j = 0; j < width; j += kPanelKeys) {
+  for (int64_t j = 0; j < padded; j += kPanelKeys) {
     if (j + kPanelKeys > m) std::memcpy(last, lanes, sizeof last);
     for (int a = 0; a < kBlockRows; a += S::kTileRows)
       for (int c = 0; c < kPanelKeys; c += S::kTileVectors * S::W)
         score_tile<S>(q + a * kMaxWidth, panels + j * d + c, d, strip + a * width + j + c, width, lanes + a * kLanes + c);
   }
-  if (m == width) return;
-  const int64_t j = width - kPanelKeys;  // the last panel anew: its padding must count for nothing
+  if (m == padded) return;
+  const int64_t j = padded - kPanelKeys;  // the last panel anew: its padding must count for nothing
   for (int a = 0; a < kBlockRows; ++a) {
     float* row = strip + a * width;
-    for (int64_t x = m; x < width; ++x) row[x] = kMinusInf;
+    for (int64_t x = m; x < padded; ++x) row[x] = kMinusInf;
     for (int x = 0; x < kPanelKeys; ++x) {
       const float before = last[a * kLanes + x];
       lanes[a * kLanes + x] = row[j + x] > before ? row[j + x] : before;

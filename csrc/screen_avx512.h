@@ -26,6 +26,11 @@ inline float integer_scale(float norm, float largest) {
 inline float rounding_norm(int64_t d, float scale) { return 0.5001f * std::sqrt(static_cast<float>(d)) / scale; }
 inline int64_t screen_width(int64_t d) { return (d + 31) / 32 * 32; }
 
+// In place: the compiler copies the sum before and after the intrinsic of the same name.
+inline void add_products(__m512i* sum, __m512i x, __m512i y) {
+  asm("vpdpwssd %2, %1, %0" : "+v"(*sum) : "v"(x), "v"(y));
+}
+
 inline void quantize(const float* x, int64_t d, float scale, int16_t* to) {
   const __m512 s = _mm512_set1_ps(scale);
   for (int64_t i = 0; i < d; i += 16)
@@ -81,8 +86,8 @@ inline void screen_tile(const int32_t* q, const int32_t* panel, int64_t pairs, i
 #pragma GCC unroll 8
     for (int a = 0; a < 8; ++a) {
       const __m512i x = _mm512_set1_epi32(q[a * kMaxWidth / 2 + i]);
-      acc[a][0] = _mm512_dpwssd_epi32(acc[a][0], x, k0);
-      acc[a][1] = _mm512_dpwssd_epi32(acc[a][1], x, k1);
+      add_products(&acc[a][0], x, k0);
+      add_products(&acc[a][1], x, k1);
     }
   }
   const uint32_t keep = kLast ? static_cast<uint32_t>((1ull << left) - 1) : ~0u;
@@ -102,7 +107,7 @@ inline void screen_tile(const int32_t* q, const int32_t* panel, int64_t pairs, i
 inline void screen_block(const ScreenRows& rows, const int32_t* panels, int64_t m, int64_t d, int32_t* strip, float* lanes) {
   alignas(64) int32_t most[kBlockRows * kLanes];
   for (int i = 0; i < kBlockRows * kLanes; ++i) most[i] = INT32_MIN;
-  const int64_t width = padded_keys(m), whole = m / kPanelKeys * kPanelKeys, stored = screen_width(d) / 2;
+  const int64_t width = strip_width(m), whole = m / kPanelKeys * kPanelKeys, stored = screen_width(d) / 2;
   for (int64_t j = 0; j < whole; j += kPanelKeys)
     for (int a = 0; a < kBlockRows; a += 8)
       screen_tile<false>(rows.pairs + a * kMaxWidth / 2, panels + j * stored, d / 2, strip + a * width + j, width,

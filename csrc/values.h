@@ -39,6 +39,43 @@ inline void mix_rows(const float* p, const int32_t* indices, int n, const float*
   for (; c < width; c += S::W) mix_columns<S, 1>(p, indices, n, rows + c, stride, factor, out + c);
 }
 
+constexpr int64_t kNearBytes = 24 << 10;  // of values that stay in the first cache while 16 rows read them
+
+// One row's share of the keys below `end`: adds to `sums`, returns where the rest of its list begins.
+template <class S>
+inline int mix_part(const float* p, const int32_t* indices, int j, int n, int32_t end, const float* v, int64_t stride,
+                    float* sums) {
+  typename S::F acc[4];
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) acc[c] = S::load(sums + c * S::W);
+  for (; j < n && indices[j] < end; ++j) {
+    const float* x = v + indices[j] * stride;
+    const typename S::F w = S::set(p[j]);
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) acc[c] = S::fma(w, S::load(x + c * S::W), acc[c]);
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) S::store(sums + c * S::W, acc[c]);
+  return j;
+}
+
+// The rows of a block that have long lists: keys in stretches that stay near, every row's part of each in turn.
+template <class S>
+inline void mix_block(const float* p, const int32_t* indices, int64_t list, const int* n, int rows, int64_t m,
+                      const float* v, int64_t stride, int64_t width, const float* factors, float* out) {
+  const int64_t columns = 4 * S::W, near = kNearBytes / (4 * columns);
+  for (int64_t c = 0; c < width; c += columns) {
+    int next[kBlockRows] = {};
+    alignas(64) float sums[kBlockRows * 4 * S::W] = {};
+    for (int64_t end = near; end < m + near; end += near)
+      for (int r = 0; r < rows; ++r)
+        next[r] = mix_part<S>(p + r * list, indices + r * list, next[r], n[r], static_cast<int32_t>(end), v + c, stride,
+                              sums + r * columns);
+    for (int r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < columns; ++i) out[r * width + c + i] = sums[r * columns + i] * factors[r];
+  }
+}
+
 // values[j] = x . rows[indices[j]]: the survivors' products, four at a time. Writes up to a multiple of four.
 template <class S>
 inline void dot_rows(const float* x, const int32_t* indices, int n, const float* rows, int64_t stride, int64_t width,
