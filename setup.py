@@ -22,7 +22,9 @@ FLAGS = [
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-Wno-maybe-uninitialized",  # a known false alarm of the compiler over its own vector headers
+    # false alarms of the compiler over its own vector headers
+    "-Wno-uninitialized",
+    "-Wno-maybe-uninitialized",
 ]
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 INSTRUCTION_SETS = {
@@ -48,11 +50,13 @@ class BuildKernel(build_ext):
     """Every source with the flags of its instruction set; a failure is reported and does not stop the installation."""
 
     def get_ext_filename(self, fullname):
+        """Name the library without a Python version: it does not depend on one."""
         suffix = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
         *package, _ = fullname.split(".")
         return str(Path(*package, f"libselectivit_cpu{suffix}"))
 
     def build_extension(self, ext):
+        """Compile and link, or say why not."""
         try:
             objects = []
             for name, flags in INSTRUCTION_SETS.items():
@@ -73,6 +77,7 @@ class PlatformWheel(bdist_wheel):
     """The library does not touch Python's own interface: one wheel a platform serves every Python 3."""
 
     def get_tag(self):
+        """Return the wheel's tag."""
         return "py3", "none", super().get_tag()[2]
 
 

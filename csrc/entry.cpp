@@ -97,7 +97,11 @@ SELECTIVIT_API int64_t selectivit_saved_bytes(int64_t heads, int64_t n, int64_t 
 SELECTIVIT_API int32_t selectivit_forward(const Attention* a, int32_t which) {
   const Kernel& kernel = chosen(which);
   const int64_t total = a->batch * a->heads * units_per_head(a->n);
-  return share(total, a->threads, [&](int64_t begin, int64_t end) { return kernel.forward(*a, begin, end); });
+  const int status =
+      share(total, a->threads, [&](int64_t begin, int64_t end) { return kernel.forward(*a, begin, end); });
+  if (status && a->saved)
+    for (int64_t u = 0; u < total; ++u) saved_unit(*a, u).start[0] = -1;
+  return status;
 }
 
 SELECTIVIT_API int32_t selectivit_backward(const Attention* a, const AttentionGradients* g, int32_t which) {

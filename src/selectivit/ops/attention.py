@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .entmax import check_alpha, entmax, working_dtype
 from .tiles import masked_scores, without_hidden_keys
@@ -48,9 +49,9 @@ def entmax_attention(
 
     Source: entmax in every layer of a ViT, arXiv 2605.23868; in frozen CLIP, arXiv 2607.07135.
     """
-    check_attention_inputs(q, k, v, attn_mask)
-    lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    q, k, v = (t.expand(*lead, *t.shape[-2:]) for t in (q, k, v))
+    lead = check_attention_inputs(q, k, v, attn_mask)
+    if not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
+        q, k, v = (t.expand(*lead, *t.shape[-2:]) for t in (q, k, v))
     work, rows = working_dtype(q), (*lead, q.shape[-2], 1)
     a, a_rows = (0.0, alpha.to(work).expand(rows)) if isinstance(alpha, Tensor) else (check_alpha(alpha), None)
     if isinstance(scale, Tensor):
@@ -59,32 +60,45 @@ def entmax_attention(
         s, s_rows = float(q.shape[-1]) ** -0.5 if scale is None else float(scale), None
     if attn_mask is not None:
         attn_mask = attn_mask.expand(*lead, q.shape[-2], k.shape[-2])
-    function = _TiledAttention if torch.compiler.is_compiling() else _TiledAttentionFunctorch
-    save = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (q, k, v, s_rows))
-    return function.apply(q, k, v, attn_mask, a_rows, s_rows, a, s, save)[0]
+    tensors = (q, k, v, attn_mask, a_rows, s_rows)
+    transforms = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if not (save or transforms or forward_ad._current_level >= 0):
+        return torch.ops.selectivit.entmax_attention(*tensors, a, s)[0]
+    function = _TiledAttentionFunctorch if transforms else _TiledAttention
+    return function.apply(*tensors, a, s, save)[0]
 
 
-def check_attention_inputs(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None) -> None:
-    """Raise a ValueError or TypeError that names what does not fit."""
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+def check_attention_inputs(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None) -> torch.Size:
+    """Raise a ValueError or TypeError that names what does not fit; return the leading dims they broadcast to."""
     if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
-        raise ValueError(f"attention expects q (…, N, D), k (…, M, D), v (…, M, E) with equal D and M, got {shapes}")
+        raise ValueError(
+            f"attention expects q (…, N, D), k (…, M, D), v (…, M, E) with equal D and M, got {_shapes(q, k, v)}"
+        )
     if not (q.dtype == k.dtype == v.dtype and q.is_floating_point()):
         raise TypeError(f"q, k and v must share one floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}; cast them")
     if not (q.device == k.device == v.device):
         raise ValueError(f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}")
-    try:
-        lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    except RuntimeError:
-        raise ValueError(f"the leading (batch, head) dims of q, k and v do not broadcast: {shapes}") from None
+    lead = q.shape[:-2]
+    if not lead == k.shape[:-2] == v.shape[:-2]:
+        try:
+            lead = torch.broadcast_shapes(lead, k.shape[:-2], v.shape[:-2])
+        except RuntimeError:
+            text = f"the leading (batch, head) dims of q, k and v do not broadcast: {_shapes(q, k, v)}"
+            raise ValueError(text) from None
     if attn_mask is None:
-        return
+        return lead
     full = (*lead, q.shape[-2], k.shape[-2])
     if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
         raise TypeError(f"attn_mask must be bool (True = may attend) or floating (added), got {attn_mask.dtype}")
     padded = (1,) * (len(full) - attn_mask.ndim) + tuple(attn_mask.shape)
     if len(padded) != len(full) or any(m not in (1, f) for m, f in zip(padded, full, strict=True)):
         raise ValueError(f"attn_mask of shape {tuple(attn_mask.shape)} does not broadcast to (…, N, M) = {full}")
+    return lead
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
+    return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
 
 
 class _TiledAttention(torch.autograd.Function):

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -24,7 +25,8 @@ LARGEST_WIDTH = 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DECLINED, NO_MEMORY = 1, 2
 
-_choice: ContextVar[str | None] = ContextVar("selectivit_cpu_kernel", default=os.environ.get("SELECTIVIT_CPU_KERNEL"))
+_from_environment = os.environ.get("SELECTIVIT_CPU_KERNEL")
+_inside_using: ContextVar[str | None] = ContextVar("selectivit_cpu_kernel", default=None)
 _forked = False
 
 
@@ -35,6 +37,10 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def _choice() -> str | None:
+    return _inside_using.get() or _from_environment
 
 
 def status() -> str:
@@ -48,7 +54,7 @@ def status() -> str:
         ...     status()
         'switched off: the pure-PyTorch path serves'
     """
-    if _choice.get() == "off":
+    if _choice() == "off":
         return "switched off: the pure-PyTorch path serves"
     library, why = _load()
     if library is None:
@@ -60,7 +66,7 @@ def status() -> str:
 
 def available() -> bool:
     """Whether a compiled library is loaded and not switched off."""
-    return _choice.get() != "off" and _load()[0] is not None
+    return _choice() != "off" and _load()[0] is not None
 
 
 def names() -> tuple[str, ...]:
@@ -86,11 +92,11 @@ def using(kernel: str) -> Iterator[None]:
     """
     if kernel != "off" and kernel.removesuffix(" float32") not in names():
         raise ValueError(f"no CPU kernel {kernel!r} here: use 'off' or one of {', '.join(names()) or 'none'}")
-    token = _choice.set(kernel)
+    token = _inside_using.set(kernel)
     try:
         yield
     finally:
-        _choice.reset(token)
+        _inside_using.reset(token)
 
 
 def supports(q: Tensor, k: Tensor, v: Tensor, alpha_rows: Tensor | None, alpha: float) -> bool:
@@ -111,16 +117,16 @@ def saved_bytes(q: Tensor, m: int) -> int:
     """Room for the survivors of every row, as the library lays it out (saved.h): a function of the shapes alone."""
     heads = q.numel() // (q.shape[-2] * q.shape[-1])
     rows = _unit_rows(q.shape[-2])
-    units = -(-q.shape[-2] // rows)
-    share = -(-m // 8)
-    least = m if m < 48 else 48
+    units = (q.shape[-2] + rows - 1) // rows
+    share, least = (m + 7) // 8, m if m < 48 else 48
     capacity = share if share > least else least
-    return heads * units * (-(-((rows + 1) * 8 + rows * capacity * 8) // 64) * 64)
+    return heads * units * (((rows + 1) * 8 + rows * capacity * 8 + 63) // 64 * 64)
 
 
 def _unit_rows(n: int) -> int:
-    pieces = -(-n // 128)
-    return -(-(-(-n // pieces)) // 16) * 16
+    pieces = (n + 127) // 128
+    rows = (n + pieces - 1) // pieces
+    return (rows + 15) // 16 * 16
 
 
 def attention(
@@ -156,7 +162,7 @@ def attention(
     code = library.selectivit_forward(ctypes.byref(call.problem), which)
     if not _done(code):
         return None
-    return out[..., : v.shape[-1]].to(q.dtype), sigma
+    return out[..., : v.shape[-1]].to(q.dtype).contiguous(), sigma
 
 
 def attention_gradients(
@@ -186,7 +192,7 @@ def attention_gradients(
     if not _done(code):
         return None
     d = q.shape[-1]
-    return dq[..., :d], dk[..., :d], dv[..., : v.shape[-1]]
+    return dq[..., :d].contiguous(), dk[..., :d].contiguous(), dv[..., : v.shape[-1]].contiguous()
 
 
 def supports_rows(scores: Tensor, alpha: float) -> bool:
@@ -276,7 +282,8 @@ def _four_dims(t: Tensor) -> Tensor:
 
 def _rows(t: Tensor, lead: torch.Size) -> Tensor:
     """Float32, four dims, the last one contiguous and a multiple of 16 wide (by zeros, which change nothing)."""
-    t = _four_dims(t.float().expand(*lead, *t.shape[-2:]))
+    t = t if t.dtype == torch.float32 else t.float()
+    t = _four_dims(t)
     if t.shape[-1] % 16:
         return torch.nn.functional.pad(t, (0, -t.shape[-1] % 16))
     return t if t.stride(-1) == 1 else t.contiguous()
@@ -311,26 +318,29 @@ def _resolved() -> tuple[ctypes.CDLL, int, bool]:
 
 
 def _chosen(library: ctypes.CDLL) -> tuple[int, bool]:
-    choice = _choice.get()
+    choice = _choice()
     if not choice:
         return 0, True
     kernel = choice.removesuffix(" float32")
+    if kernel not in names():
+        raise ValueError(f"SELECTIVIT_CPU_KERNEL is {choice!r}: use 'off' or one of {', '.join(names())}")
     return names().index(kernel), kernel == choice
 
 
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
     """The library and, where there is none, the reason."""
-    found = sorted(p for p in Path(__file__).parent.glob("libselectivit_cpu.*") if p.suffix in (".so", ".dylib", ".dll"))
-    if not found:
+    suffix = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
+    path = Path(__file__).with_name(f"libselectivit_cpu{suffix}")
+    if not path.exists():
         return None, "not built: installed without a C++ compiler"
     try:
-        library = ctypes.CDLL(str(found[0]))
+        library = ctypes.CDLL(str(path))
     except OSError as error:
-        return None, f"{found[0].name} does not load: {error}"
+        return None, f"{path.name} does not load: {error}"
     library.selectivit_kernel_name.restype = ctypes.c_char_p
     library.selectivit_saved_bytes.restype = ctypes.c_int64
     library.selectivit_saved_bytes.argtypes = [ctypes.c_int64] * 3
     if library.selectivit_abi() != ABI:
-        return None, f"{found[0].name} is of another version: install again"
+        return None, f"{path.name} is of another version: install again"
     return library, ""
