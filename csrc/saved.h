@@ -13,8 +13,9 @@ struct SavedUnit {
   int64_t capacity;
 };
 
+// A larger share of short rows: they are the denser ones, and their lists are small.
 inline int64_t saved_row_capacity(int64_t m) {
-  const int64_t share = (m + 7) / 8;
+  const int64_t part = m <= 512 ? 2 : m <= 2048 ? 4 : 8, share = (m + part - 1) / part;
   const int64_t least = m < 48 ? m : 48;
   return share > least ? share : least;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .entmax import check_alpha, entmax, working_dtype
-from .tiles import masked_scores, without_hidden_keys
+from .tiles import attention_backward, attention_forward, masked_scores, without_hidden_keys
 
 
 def entmax_attention(
@@ -64,7 +65,8 @@ def entmax_attention(
     transforms = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if not (save or transforms or forward_ad._current_level >= 0):
-        return torch.ops.selectivit.entmax_attention(*tensors, a, s)[0]
+        attend: Callable[..., Any] = attention_forward if _at_hand(q, k, v) else torch.ops.selectivit.entmax_attention
+        return attend(*tensors, a, s)[0]
     function = _TiledAttentionFunctorch if transforms else _TiledAttention
     return function.apply(*tensors, a, s, save)[0]
 
@@ -101,6 +103,16 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
     return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
 
 
+def _at_hand(*tensors: Tensor) -> bool:
+    """Whether nothing traces or wraps the tensors, so that the operator's dispatch (20 µs) may be left out."""
+    return (
+        not torch.compiler.is_compiling()
+        and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0
+    )
+
+
 class _TiledAttention(torch.autograd.Function):
     """First derivatives by the tiled closed form; second ones through the whole matrix, which is said and correct."""
 
@@ -108,7 +120,8 @@ class _TiledAttention(torch.autograd.Function):
     def forward(
         q: Tensor, k: Tensor, v: Tensor, mask: Any, alpha_rows: Any, scale_rows: Any, alpha: Any, scale: Any, save: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return torch.ops.selectivit.entmax_attention(q, k, v, mask, alpha_rows, scale_rows, alpha, scale, save)
+        attend: Callable[..., Any] = attention_forward if _at_hand(q, k, v) else torch.ops.selectivit.entmax_attention
+        return attend(q, k, v, mask, alpha_rows, scale_rows, alpha, scale, save)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -122,9 +135,9 @@ class _TiledAttention(torch.autograd.Function):
         needs = ctx.needs_input_grad
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             return (*_differentiable_backward(tensors, ctx.alpha, ctx.scale, needs, grads[0]), None, None, None)
-        found = torch.ops.selectivit.entmax_attention_backward(
-            grads[0], sigma, *tensors, ctx.alpha, ctx.scale, bool(needs[3]), saved
-        )
+        plain = _at_hand(grads[0], *tensors[:3])
+        backward: Callable[..., Any] = attention_backward if plain else torch.ops.selectivit.entmax_attention_backward
+        found = backward(grads[0], sigma, *tensors, ctx.alpha, ctx.scale, bool(needs[3]), saved)
         dmask = found[3].to(tensors[3].dtype) if needs[3] else None
         wanted = (*found[:3], dmask, *found[4:])
         return (*(g if need else None for g, need in zip(wanted, needs[:6], strict=True)), None, None, None)

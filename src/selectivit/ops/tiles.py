@@ -51,7 +51,6 @@ def without_hidden_keys(k: Tensor, v: Tensor, attn_mask: Tensor | None) -> tuple
     return torch.where(seen, k, 0.0), torch.where(seen, v, 0.0)
 
 
-@torch.library.custom_op("selectivit::entmax_attention", mutates_args=())
 def attention_forward(
     q: Tensor,
     k: Tensor,
@@ -81,7 +80,10 @@ def attention_forward(
     return out, sigma, saved
 
 
-@attention_forward.register_fake
+forward_op = torch.library.custom_op("selectivit::entmax_attention", attention_forward, mutates_args=())
+
+
+@forward_op.register_fake
 def _(
     q: Tensor, k: Tensor, v: Tensor, mask: Any, a: Any, s: Any, alpha: float, scale: float, save: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,7 +97,6 @@ def _room_for_survivors(q: Tensor, k: Tensor, v: Tensor, alpha_rows: Any, alpha:
     return q.new_empty(size, dtype=torch.uint8)
 
 
-@torch.library.custom_op("selectivit::entmax_attention_backward", mutates_args=())
 def attention_backward(
     grad: Tensor,
     sigma: Tensor,
@@ -141,7 +142,10 @@ def attention_backward(
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dmask, da, ds
 
 
-@attention_backward.register_fake
+backward_op = torch.library.custom_op("selectivit::entmax_attention_backward", attention_backward, mutates_args=())
+
+
+@backward_op.register_fake
 def _(
     grad: Any,
     sigma: Any,

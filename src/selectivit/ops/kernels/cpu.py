@@ -118,7 +118,8 @@ def saved_bytes(q: Tensor, m: int) -> int:
     heads = q.numel() // (q.shape[-2] * q.shape[-1])
     rows = _unit_rows(q.shape[-2])
     units = (q.shape[-2] + rows - 1) // rows
-    share, least = (m + 7) // 8, m if m < 48 else 48
+    part = 2 if m <= 512 else 4 if m <= 2048 else 8
+    share, least = (m + part - 1) // part, m if m < 48 else 48
     capacity = share if share > least else least
     return heads * units * (((rows + 1) * 8 + rows * capacity * 8 + 63) // 64 * 64)
 
