@@ -67,7 +67,7 @@ def test_help_loads_no_host_and_no_matplotlib():
 def test_doctor_says_what_is_here(run):
     status, out, err = run("doctor")
     assert status == 0 and err == ""
-    for words in ("selectivit", "torch", "timm", "threads", "compiled CPU  none", "Triton        none", "dinov2-small"):
+    for words in ("selectivit", "torch", "timm", "threads", "compiled CPU", "Triton        none", "dinov2-small"):
         assert words in out
 
 

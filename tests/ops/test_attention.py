@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import pytest
@@ -12,9 +13,16 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import selectivit as sv
 from selectivit.ops import tiles
+from selectivit.ops.kernels import cpu
 from selectivit.ops.reference import attention_reference
 
 INF = math.inf
+
+
+@pytest.fixture(scope="module", autouse=True, params=("compiled kernel where it serves", "pure PyTorch"))
+def _path(request):
+    with cpu.using("off") if request.param == "pure PyTorch" else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import pytest
@@ -12,10 +13,19 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import selectivit as sv
 from selectivit.ops import derivatives
+from selectivit.ops.kernels import cpu
 from selectivit.ops.reference import entmax_reference
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 INF = math.inf
+
+
+@pytest.fixture(scope="module", autouse=True, params=("compiled kernel where it serves", "pure PyTorch"))
+def _path(request):
+    with cpu.using("off") if request.param == "pure PyTorch" else contextlib.nullcontext():
+        yield
+
+
 ALPHAS = (1.0, 1.001, 1.05, 1.2, 1.25, 1.5, 1.7, 2.0, 2.5, 4.0)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

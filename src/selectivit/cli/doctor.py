@@ -55,10 +55,12 @@ def report() -> dict[str, Any]:
         Sections by name, each a dictionary of what is there.
 
     Example:
-        >>> report()["kernels"]["compiled CPU"]
+        >>> report()["kernels"]["Triton"]
         'none'
     """
     import torch
+
+    from selectivit.ops.kernels import cpu
 
     return {
         "versions": {
@@ -73,7 +75,7 @@ def report() -> dict[str, Any]:
             **{f"cuda:{i}": torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())},
             **({"mps": "available"} if torch.backends.mps.is_available() else {}),
         },
-        "kernels": {"pure PyTorch": "row tiles, on any device", "compiled CPU": "none", "Triton": "none"},
+        "kernels": {"pure PyTorch": "row tiles, on any device", "compiled CPU": cpu.status(), "Triton": "none"},
         "can be swapped": {host: what for host, what in SWAPPABLE.items() if find_spec(host)},
         "weights": _weights(),
     }

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .entmax import check_alpha, entmax, working_dtype
-from .tiles import masked_scores, without_hidden_keys
+from .tiles import attention_backward, attention_forward, masked_scores, without_hidden_keys
 
 
 def entmax_attention(
@@ -48,9 +50,9 @@ def entmax_attention(
 
     Source: entmax in every layer of a ViT, arXiv 2605.23868; in frozen CLIP, arXiv 2607.07135.
     """
-    check_attention_inputs(q, k, v, attn_mask)
-    lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    q, k, v = (t.expand(*lead, *t.shape[-2:]) for t in (q, k, v))
+    lead = check_attention_inputs(q, k, v, attn_mask)
+    if not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
+        q, k, v = (t.expand(*lead, *t.shape[-2:]) for t in (q, k, v))
     work, rows = working_dtype(q), (*lead, q.shape[-2], 1)
     a, a_rows = (0.0, alpha.to(work).expand(rows)) if isinstance(alpha, Tensor) else (check_alpha(alpha), None)
     if isinstance(scale, Tensor):
@@ -59,31 +61,56 @@ def entmax_attention(
         s, s_rows = float(q.shape[-1]) ** -0.5 if scale is None else float(scale), None
     if attn_mask is not None:
         attn_mask = attn_mask.expand(*lead, q.shape[-2], k.shape[-2])
-    function = _TiledAttention if torch.compiler.is_compiling() else _TiledAttentionFunctorch
-    return function.apply(q, k, v, attn_mask, a_rows, s_rows, a, s)[0]
+    tensors = (q, k, v, attn_mask, a_rows, s_rows)
+    transforms = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if not (save or transforms or forward_ad._current_level >= 0):
+        attend: Callable[..., Any] = attention_forward if _at_hand(q, k, v) else torch.ops.selectivit.entmax_attention
+        return attend(*tensors, a, s)[0]
+    function = _TiledAttentionFunctorch if transforms else _TiledAttention
+    return function.apply(*tensors, a, s, save)[0]
 
 
-def check_attention_inputs(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None) -> None:
-    """Raise a ValueError or TypeError that names what does not fit."""
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+def check_attention_inputs(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None) -> torch.Size:
+    """Raise a ValueError or TypeError that names what does not fit; return the leading dims they broadcast to."""
     if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
-        raise ValueError(f"attention expects q (…, N, D), k (…, M, D), v (…, M, E) with equal D and M, got {shapes}")
+        raise ValueError(
+            f"attention expects q (…, N, D), k (…, M, D), v (…, M, E) with equal D and M, got {_shapes(q, k, v)}"
+        )
     if not (q.dtype == k.dtype == v.dtype and q.is_floating_point()):
         raise TypeError(f"q, k and v must share one floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}; cast them")
     if not (q.device == k.device == v.device):
         raise ValueError(f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}")
-    try:
-        lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    except RuntimeError:
-        raise ValueError(f"the leading (batch, head) dims of q, k and v do not broadcast: {shapes}") from None
+    lead = q.shape[:-2]
+    if not lead == k.shape[:-2] == v.shape[:-2]:
+        try:
+            lead = torch.broadcast_shapes(lead, k.shape[:-2], v.shape[:-2])
+        except RuntimeError:
+            text = f"the leading (batch, head) dims of q, k and v do not broadcast: {_shapes(q, k, v)}"
+            raise ValueError(text) from None
     if attn_mask is None:
-        return
+        return lead
     full = (*lead, q.shape[-2], k.shape[-2])
     if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
         raise TypeError(f"attn_mask must be bool (True = may attend) or floating (added), got {attn_mask.dtype}")
     padded = (1,) * (len(full) - attn_mask.ndim) + tuple(attn_mask.shape)
     if len(padded) != len(full) or any(m not in (1, f) for m, f in zip(padded, full, strict=True)):
         raise ValueError(f"attn_mask of shape {tuple(attn_mask.shape)} does not broadcast to (…, N, M) = {full}")
+    return lead
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
+    return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+
+
+def _at_hand(*tensors: Tensor) -> bool:
+    """Whether nothing traces or wraps the tensors, so that the operator's dispatch (20 µs) may be left out."""
+    return (
+        not torch.compiler.is_compiling()
+        and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0
+    )
 
 
 class _TiledAttention(torch.autograd.Function):
@@ -91,28 +118,29 @@ class _TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        q: Tensor, k: Tensor, v: Tensor, attn_mask: Any, alpha_rows: Any, scale_rows: Any, alpha: float, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        return torch.ops.selectivit.entmax_attention(q, k, v, attn_mask, alpha_rows, scale_rows, alpha, scale)
+        q: Tensor, k: Tensor, v: Tensor, mask: Any, alpha_rows: Any, scale_rows: Any, alpha: Any, scale: Any, save: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        attend: Callable[..., Any] = attention_forward if _at_hand(q, k, v) else torch.ops.selectivit.entmax_attention
+        return attend(q, k, v, mask, alpha_rows, scale_rows, alpha, scale, save)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        *tensors, ctx.alpha, ctx.scale = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*tensors, output[1])
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        *tensors, ctx.alpha, ctx.scale, _ = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*tensors, *output[1:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, sigma = ctx.saved_tensors
+        *tensors, sigma, saved = ctx.saved_tensors
         needs = ctx.needs_input_grad
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return (*_differentiable_backward(tensors, ctx.alpha, ctx.scale, needs, grads[0]), None, None)
-        found = torch.ops.selectivit.entmax_attention_backward(
-            grads[0], sigma, *tensors, ctx.alpha, ctx.scale, bool(needs[3])
-        )
+            return (*_differentiable_backward(tensors, ctx.alpha, ctx.scale, needs, grads[0]), None, None, None)
+        plain = _at_hand(grads[0], *tensors[:3])
+        backward: Callable[..., Any] = attention_backward if plain else torch.ops.selectivit.entmax_attention_backward
+        found = backward(grads[0], sigma, *tensors, ctx.alpha, ctx.scale, bool(needs[3]), saved)
         dmask = found[3].to(tensors[3].dtype) if needs[3] else None
         wanted = (*found[:3], dmask, *found[4:])
-        return (*(g if need else None for g, need in zip(wanted, needs[:6], strict=True)), None, None)
+        return (*(g if need else None for g, need in zip(wanted, needs[:6], strict=True)), None, None, None)
 
 
 class _TiledAttentionFunctorch(_TiledAttention):
@@ -120,13 +148,13 @@ class _TiledAttentionFunctorch(_TiledAttention):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        *tensors, alpha, scale = inputs
+        *tensors, alpha, scale, save = inputs
         dims = in_dims[:6]
         front = [
             None if t is None else t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
             for t, d in zip(tensors, dims, strict=True)
         ]
-        return _TiledAttentionFunctorch.apply(*front, alpha, scale), (0, 0)
+        return _TiledAttentionFunctorch.apply(*front, alpha, scale, save), (0, 0, None)
 
 
 def _differentiable_backward(tensors: list[Any], alpha: float, scale: float, needs: Any, grad: Tensor) -> list[Any]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import derivatives
+from .kernels import cpu
 from .threshold import solve_rows
 
 TILE_ELEMENTS = 1 << 18  # on CPU a tile of 1 MB stays in the cache through the solver's passes
@@ -140,8 +141,13 @@ def entmax_forward(scores: Tensor, alpha: float, alpha_rows: Tensor | None) -> t
     flat, flat_p, flat_sigma = scores.reshape(-1, n), p.view(-1, n), sigma.view(-1, 1)
     flat_alpha = None if alpha_rows is None else alpha_rows.reshape(-1, 1)
     step = max(1, (TILE_ELEMENTS if scores.device.type == "cpu" else DEVICE_TILE_ELEMENTS) // n)
+    fast = alpha_rows is None and cpu.supports_rows(scores, alpha)
+    step = len(flat) if fast and scores.dtype == work else step
     for start in range(0, len(flat), step):
         tile = slice(start, start + step)
+        if fast:
+            flat_p[tile], flat_sigma[tile] = cpu.entmax_rows(flat[tile].to(work), alpha)
+            continue
         a = alpha if flat_alpha is None else flat_alpha[tile]
         flat_p[tile], flat_sigma[tile] = solve_rows(flat[tile].to(work), a)
     return p, sigma

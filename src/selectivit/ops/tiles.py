@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import derivatives
 from .entmax import working_dtype
+from .kernels import cpu
 from .threshold import rows_from_threshold
 
 TILE_ELEMENTS = 1 << 20  # scores in a tile over all heads: 4 MB in float32
@@ -50,7 +51,6 @@ def without_hidden_keys(k: Tensor, v: Tensor, attn_mask: Tensor | None) -> tuple
     return torch.where(seen, k, 0.0), torch.where(seen, v, 0.0)
 
 
-@torch.library.custom_op("selectivit::entmax_attention", mutates_args=())
 def attention_forward(
     q: Tensor,
     k: Tensor,
@@ -60,8 +60,14 @@ def attention_forward(
     scale_rows: Tensor | None,
     alpha: float,
     scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Output (…, N, E) and the threshold σ (…, N, 1) of every row."""
+    save: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output (…, N, E), the threshold σ (…, N, 1) of every row, and with `save` what the compiled backward reads."""
+    saved = _room_for_survivors(q, k, v, alpha_rows, alpha, save)
+    if cpu.supports(q, k, v, alpha_rows, alpha):
+        found = cpu.attention(q, k, v, attn_mask, scale_rows, alpha, scale, saved if save else None)
+        if found is not None:
+            return *found, saved
     work = working_dtype(q)
     out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
     sigma = torch.empty(*q.shape[:-1], 1, dtype=work, device=q.device)
@@ -71,15 +77,26 @@ def attention_forward(
         scores = masked_scores(q[..., rows, :].to(work), k, _part(attn_mask, rows), s)
         p, sigma[..., rows, :] = torch.ops.selectivit.entmax(scores, alpha, _part(alpha_rows, rows))
         out[..., rows, :] = p @ v
-    return out, sigma
+    return out, sigma, saved
 
 
-@attention_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, attn_mask: Any, a: Any, s: Any, alpha: float, scale: float) -> Any:
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty((*q.shape[:-1], 1), dtype=working_dtype(q))
+forward_op = torch.library.custom_op("selectivit::entmax_attention", attention_forward, mutates_args=())
 
 
-@torch.library.custom_op("selectivit::entmax_attention_backward", mutates_args=())
+@forward_op.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, a: Any, s: Any, alpha: float, scale: float, save: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    out, sigma = q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty((*q.shape[:-1], 1), dtype=working_dtype(q))
+    return out, sigma, _room_for_survivors(q, k, v, a, alpha, save)
+
+
+def _room_for_survivors(q: Tensor, k: Tensor, v: Tensor, alpha_rows: Any, alpha: float, save: bool) -> Tensor:
+    """A buffer for the compiled kernel's survivors; empty where none is to be saved or the kernel does not serve."""
+    size = cpu.saved_bytes(q, k.shape[-2]) if save and cpu.supports(q, k, v, alpha_rows, alpha) else 0
+    return q.new_empty(size, dtype=torch.uint8)
+
+
 def attention_backward(
     grad: Tensor,
     sigma: Tensor,
@@ -92,8 +109,13 @@ def attention_backward(
     alpha: float,
     scale: float,
     mask_needs_grad: bool,
+    saved: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, the mask, α's rows and the scale's rows; those that do not apply are empty."""
+    if not mask_needs_grad and saved is not None and cpu.supports(q, k, v, alpha_rows, alpha):
+        found = cpu.attention_gradients(grad, q, k, v, attn_mask, scale_rows, alpha, scale, saved)
+        if found is not None:
+            return _with_scale_gradient(q, k, v, found, scale_rows)
     work = working_dtype(q)
     wide_k, wide_v = without_hidden_keys(k.to(work), v.to(work), attn_mask)
     dq, dk, dv = (torch.zeros(t.shape, dtype=work, device=q.device) for t in (q, k, v))
@@ -120,10 +142,37 @@ def attention_backward(
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dmask, da, ds
 
 
-@attention_backward.register_fake
-def _(grad: Any, sigma: Any, q: Any, k: Any, v: Any, mask: Any, a: Any, s: Any, alpha: Any, scale: Any, need: bool):
+backward_op = torch.library.custom_op("selectivit::entmax_attention_backward", attention_backward, mutates_args=())
+
+
+@backward_op.register_fake
+def _(
+    grad: Any,
+    sigma: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    a: Any,
+    s: Any,
+    alpha: Any,
+    scale: Any,
+    need: bool,
+    saved: Any = None,
+):
     dmask, da, ds = _optional_gradients(q, k, need, a, s)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dmask, da, ds
+
+
+def _with_scale_gradient(
+    q: Tensor, k: Tensor, v: Tensor, found: tuple[Tensor, Tensor, Tensor], scale_rows: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Complete the compiled kernel's gradients: that of a row's scale is q · dq over the scale."""
+    dq, dk, dv = found
+    dmask, da, ds = _optional_gradients(q, k, False, None, scale_rows)
+    if scale_rows is not None:
+        ds = (q.float() * dq).sum(-1, keepdim=True) / scale_rows
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dmask, da, ds
 
 
 def _optional_gradients(q: Tensor, k: Tensor, mask: bool, alpha_rows: Any, scale_rows: Any) -> tuple[Tensor, ...]:

@@ -1,0 +1,95 @@
+// The threshold of a row: Newton on the norm, first on the lane maxima of 16 rows at once, then on the survivors.
+//
+// z = eps * score, T = max z + tau, u = (z - T)+. The T of any subset of a row is at most the row's own and Newton rises
+// monotonically, so every entry that can matter stays above the T of the lanes.
+#pragma once
+#include <cmath>
+
+#include "power.h"
+#include "problem.h"
+#include "scores.h"
+
+namespace selectivit {
+namespace {
+
+constexpr float kSlack = 1e-5f;  // the lanes' T may stand this far above the exact one, by rounding
+
+struct LaneThresholds {
+  alignas(64) float top[kBlockRows];  // the greatest lane; -inf where the row is masked throughout
+  alignas(64) float tau[kBlockRows];  // T - top, from the left
+};
+
+template <class S, class P>
+inline void lane_thresholds(const P& power, const float* lanes, LaneThresholds* found) {
+  using F = typename S::F;
+  alignas(64) float turned[kLanes * kBlockRows];
+  for (int c = 0; c < kLanes; c += 16) S::transpose(lanes + c, kLanes, turned + c * kBlockRows, kBlockRows);
+  for (int r = 0; r < kBlockRows; r += S::W) {
+    F top = S::load(turned + r);
+    for (int i = 1; i < kLanes; ++i) top = S::max(top, S::load(turned + i * kBlockRows + r));
+    S::store(found->top + r, top);
+    top = S::max(top, S::set(-3e38f));  // a masked row: -inf minus this stays -inf
+    for (int i = 0; i < kLanes; ++i) S::store(turned + i * kBlockRows + r, S::load(turned + i * kBlockRows + r) - top);
+    F tau = S::set(-1);
+    for (int step = 0; step < 8; ++step) {
+      F a = S::zero(), b = S::set(1e-30f);
+      for (int i = 0; i < kLanes; ++i) {
+        const F u = S::max(S::load(turned + i * kBlockRows + r) - tau, S::zero()), s = power.slope(u);
+        a = S::fma(s, u, a);
+        b = b + s;
+      }
+      const F rise = S::max(power.rise(a) / b, S::zero());
+      tau = tau + rise;
+      if (!(S::top(rise) > 1e-3f)) break;
+    }
+    S::store(found->tau + r, tau - S::set(kSlack));
+  }
+}
+
+struct Solution {
+  float threshold;  // T
+  float sum;        // of u^(1/eps) there
+};
+
+// values: n entries of z; the room behind them is written up to a whole vector.
+template <class S, class P>
+inline Solution newton(const P& power, float* values, int n, float threshold) {
+  using F = typename S::F;
+  for (int i = n; i < n + S::W; ++i) values[i] = kMinusInf;
+  bool last = false;
+  for (int step = 0;; ++step) {
+    F a = S::zero(), b = S::zero();
+    const F t = S::set(threshold);
+    for (int j = 0; j < n; j += S::W) {
+      const F u = S::max(S::load(values + j) - t, S::zero()), s = power.slope(u);
+      a = S::fma(s, u, a);
+      b = b + s;
+    }
+    const float total = S::sum(a);
+    if (last || step == 40) return {threshold, total};
+    last = total <= 1 + 1e-4f;
+    const float rise = power.rise(total) / S::sum(b);
+    if (rise > 0) threshold += rise;
+  }
+}
+
+// Leaves p = u^(1/eps) (and u itself, where asked) for the entries above T, in place; returns how many.
+template <class S, class P>
+inline int probabilities(const P& power, float* values, int32_t* indices, int n, float threshold, float* u_out) {
+  using F = typename S::F;
+  const F t = S::set(threshold);
+  int kept = 0;
+  for (int j = 0; j < n; j += S::W) {
+    const F u = S::load(values + j) - t;
+    kept = S::keep_positive(u, u, indices + j, values, indices, kept);
+  }
+  for (int j = 0; j < kept; j += S::W) {
+    const F u = S::load(values + j);
+    if (u_out) S::store(u_out + j, u);
+    S::store(values + j, power.slope(u) * u);
+  }
+  return kept;
+}
+
+}  // namespace
+}  // namespace selectivit

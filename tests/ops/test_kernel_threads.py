@@ -1,0 +1,69 @@
+"""The compiled CPU kernel under threads: counts changed at run time, several callers at once, fork after use."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import selectivit as sv
+from selectivit.ops.kernels import cpu
+
+pytestmark = pytest.mark.skipif(not cpu.available(), reason=f"no compiled CPU kernel: {cpu.status()}")
+
+
+@pytest.fixture(autouse=True)
+def restored_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def both(seed, n=300):
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(1, 2, n, 32, generator=generator).requires_grad_() for _ in range(3))
+    out = sv.entmax_attention(q, k, v)
+    return out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v))
+
+
+def test_results_do_not_depend_on_threads():
+    torch.set_num_threads(1)
+    expected = both(0)
+    for threads in (2, 5, 1, 3):
+        torch.set_num_threads(threads)
+        for a, b in zip(both(0), expected, strict=True):
+            assert torch.equal(a, b)
+
+
+def test_several_python_threads_at_once():
+    torch.set_num_threads(2)
+    expected = [both(seed, 100 + 30 * seed) for seed in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            for found, right in zip(pool.map(lambda s: both(s, 100 + 30 * s), range(8)), expected, strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_fork_after_use():
+    torch.set_num_threads(2)
+    q = torch.randn(1, 2, 300, 32)
+    expected = sv.entmax_attention(q, q, q)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(cpu.attention(q, q, q, None, None, 1.5, 32**-0.5, None)[0], expected) else 3)
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            assert os.waitstatus_to_exitcode(status) == 0
+            return
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    pytest.fail("the child process hung in the kernel")
