@@ -209,7 +209,7 @@ class Forward {
     kept_[r] = probabilities<S>(power_, values, indices_ + list, n, found.threshold, u);
     factors_[r] = 1 / found.sum;
     if (sink_) keep(row, indices_ + list, kept_[r], found.sum, u);
-    if (sigma_) sigma_[at] = found.threshold + 1;
+    if (sigma_) sigma_[at] = found.threshold;
   }
 
   void mix_row(int64_t row, int r, const float* values, const int32_t* indices) {

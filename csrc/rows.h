@@ -71,7 +71,7 @@ int entmax_rows(const Rows& a, int64_t begin, int64_t end) {
     const int kept = probabilities<S>(power, values, indices, n, found.threshold, nullptr);
     std::memset(p, 0, a.n * sizeof(float));
     for (int i = 0; i < kept; ++i) p[indices[i]] = values[i] / found.sum;
-    a.sigma[row] = found.threshold + 1;
+    a.sigma[row] = found.threshold;
   }
   return 0;
 }

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
 import selectivit as sv
-from selectivit.ops import derivatives
+from selectivit.ops import derivatives, threshold
 from selectivit.ops.kernels import cpu
 from selectivit.ops.reference import entmax_reference
 
@@ -26,7 +26,7 @@ def _path(request):
         yield
 
 
-ALPHAS = (1.0, 1.001, 1.05, 1.2, 1.25, 1.5, 1.7, 2.0, 2.5, 4.0)
+ALPHAS = (1.0, 1.001, 1.04, 1.05, 1.2, 1.25, 1.5, 1.7, 1.99, 2.0, 2.5, 4.0, 8.0, 20.0)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -101,10 +101,33 @@ def test_alpha_of_three_on_wide_scores_is_one_hot():
     assert (p.amax(-1) > 0.99).all() and torch.isfinite(p).all()
 
 
-def test_alpha_gradient_close_to_one():
-    alpha = torch.tensor(1.0001, requires_grad=True)
-    sv.entmax(torch.tensor([0.0, 0.3, 1.0]), alpha).square().sum().backward()
-    assert alpha.grad is not None and alpha.grad.item() == pytest.approx(0.1364, abs=5e-4)
+@pytest.mark.parametrize("keep_graph", (False, True))
+@pytest.mark.parametrize("value", (1.0, 1.0000001, 1.00001, 1.0001))
+def test_alpha_gradient_close_to_one(value, keep_graph):
+    alpha = torch.tensor(value, requires_grad=True)
+    energy = sv.entmax(torch.tensor([0.0, 0.3, 1.0]), alpha).square().sum()
+    (slope,) = torch.autograd.grad(energy, alpha, create_graph=keep_graph)
+    assert slope.item() == pytest.approx(0.1364, abs=5e-4)
+
+
+def test_alpha_alone_learns_by_every_way_of_differentiating():
+    x = torch.tensor([[0.1, 0.4, 0.2], [-INF] * 3], dtype=torch.float64)
+    weight = torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)
+
+    def energy(alpha):
+        return (sv.entmax(x, alpha) * weight).sum()
+
+    alpha, h = torch.tensor(1.5, dtype=torch.float64, requires_grad=True), 1e-4
+    slope = ((energy(alpha + h) - energy(alpha - h)) / (2 * h)).item()
+    bend = ((energy(alpha + h) - 2 * energy(alpha) + energy(alpha - h)) / h**2).item()
+    (first,) = torch.autograd.grad(energy(alpha), alpha, create_graph=True)
+    (second,) = torch.autograd.grad(first, alpha)
+    assert first.item() == pytest.approx(slope, rel=1e-6) and second.item() == pytest.approx(bend, rel=1e-4)
+    assert torch.func.grad(energy)(alpha.detach()).item() == pytest.approx(slope, rel=1e-6)
+    assert torch.func.jacrev(energy)(alpha.detach()).item() == pytest.approx(slope, rel=1e-6)
+    assert torch.func.jvp(energy, (alpha.detach(),), (torch.ones_like(alpha),))[1].item() == pytest.approx(
+        slope, rel=1e-6
+    )
 
 
 def test_double_backward_at_the_edge_is_finite():
@@ -127,6 +150,34 @@ def test_gradient_does_not_depend_on_the_number_of_dims():
     flat = x.detach().view(3, 9).requires_grad_()
     (two,) = torch.autograd.grad((sv.entmax15(flat) * weight.view(3, 9)).sum(), flat)
     torch.testing.assert_close(three.view(3, 9), two)
+
+
+def test_alphas_of_every_regime_in_one_call():
+    alphas = torch.tensor([1.0, 1.01, 1.5, 2.0, 3.0, 10.0]).view(6, 1)
+    scores = torch.randn(6, 300)
+    p = sv.entmax(scores, alphas)
+    for row, alpha in enumerate(alphas.flatten().tolist()):
+        assert (p[row] - entmax_reference(scores[row], alpha)).abs().max() < 1e-6, alpha
+
+
+@pytest.mark.parametrize("alpha", (1.04, 1.5, 1.99, 2.0))
+@pytest.mark.parametrize("width", (1e-7, 1e-3, 1.0))
+@pytest.mark.parametrize("n", (1370, 20_000))
+def test_newton_takes_few_steps_also_on_flat_rows(alpha, width, n, monkeypatch):
+    steps = 0
+    powers = threshold._powers
+
+    def counted(z, *args, **kwargs):
+        nonlocal steps
+        steps += z.shape[-1] == n
+        return powers(z, *args, **kwargs)
+
+    monkeypatch.setattr(threshold, "_powers", counted)
+    scores = torch.randn(4, n, generator=torch.Generator().manual_seed(0)) * width
+    p, _ = threshold.solve_rows(scores, alpha)
+    assert steps <= 12  # where σ is rounded instead of τ, all 60 are taken
+    expected = entmax_reference(scores, alpha)
+    assert (p - expected).norm() < 3e-6 * expected.norm()
 
 
 # One policy for rows at the edge.

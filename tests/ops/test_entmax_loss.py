@@ -52,6 +52,37 @@ def test_derivatives():
         assert gradgradcheck(lambda t, a=alpha: sv.entmax_loss(t, y, a), x)
 
 
+@pytest.mark.parametrize("alpha", (1.0, 1.5, 2.0))
+def test_shift_of_all_scores_changes_nothing(alpha):
+    x, y = torch.tensor([[0.5, 1.0, -0.25]]), torch.tensor([0])
+    torch.testing.assert_close(sv.entmax_loss(x + 2.0**20, y, alpha), sv.entmax_loss(x, y, alpha))
+
+
+@pytest.mark.parametrize("alpha", (1.0002, 1.001, 1.01))
+def test_close_to_cross_entropy_nothing_cancels(alpha):
+    x, y = torch.randn(50, 1000), torch.randint(1000, (50,))
+    exact = sv.entmax_loss(x.double(), y, alpha)
+    assert sv.entmax_loss(x, y, alpha).item() == pytest.approx(exact.item(), abs=2e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transforms_and_compile():
+    x, y = torch.randn(4, 5), torch.tensor([0, 4, 2, 1])
+    expected = sv.entmax15(x) - F.one_hot(y, 5)
+
+    def loss(scores, target):
+        return sv.entmax_loss(scores, target, reduction="sum")
+
+    torch.testing.assert_close(torch.func.grad(loss)(x, y), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(x, y), expected, atol=1e-6, rtol=0)
+    slope = torch.func.jvp(lambda t: loss(t, y), (x,), (torch.ones_like(x),))[1]
+    assert slope.item() == pytest.approx(0, abs=1e-5)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    scores = x.clone().requires_grad_()
+    compiled(scores, y).backward()
+    torch.testing.assert_close(scores.grad, expected, atol=1e-6, rtol=0)
+
+
 def test_bad_arguments():
     x = torch.zeros(2, 3)
     with pytest.raises(IndexError, match="0 … 2"):

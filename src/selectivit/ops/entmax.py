@@ -128,17 +128,17 @@ def working_dtype(x: Tensor) -> torch.dtype:
 
 @torch.library.custom_op("selectivit::entmax", mutates_args=())
 def entmax_forward(scores: Tensor, alpha: float, alpha_rows: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Solve along the last dim, tile by tile: (p in the scores' dtype, σ in the working dtype, shape (…, 1))."""
+    """Solve along the last dim, tile by tile: (p in the scores' dtype, τ in the working dtype, shape (…, 1))."""
     if alpha_rows is not None and not bool(((alpha_rows >= 1) & (alpha_rows < math.inf)).all()):
         low, high = alpha_rows.min().item(), alpha_rows.max().item()
         raise ValueError(f"every alpha must be a finite number >= 1, got values from {low:g} to {high:g}")
     n = scores.shape[-1]
     work = working_dtype(scores)
     p = torch.empty(scores.shape, dtype=scores.dtype, device=scores.device)
-    sigma = torch.zeros(*scores.shape[:-1], 1, dtype=work, device=scores.device)
+    tau = torch.zeros(*scores.shape[:-1], 1, dtype=work, device=scores.device)
     if scores.numel() == 0:
-        return p, sigma
-    flat, flat_p, flat_sigma = scores.reshape(-1, n), p.view(-1, n), sigma.view(-1, 1)
+        return p, tau
+    flat, flat_p, flat_tau = scores.reshape(-1, n), p.view(-1, n), tau.view(-1, 1)
     flat_alpha = None if alpha_rows is None else alpha_rows.reshape(-1, 1)
     step = max(1, (TILE_ELEMENTS if scores.device.type == "cpu" else DEVICE_TILE_ELEMENTS) // n)
     fast = alpha_rows is None and cpu.supports_rows(scores, alpha)
@@ -146,11 +146,11 @@ def entmax_forward(scores: Tensor, alpha: float, alpha_rows: Tensor | None) -> t
     for start in range(0, len(flat), step):
         tile = slice(start, start + step)
         if fast:
-            flat_p[tile], flat_sigma[tile] = cpu.entmax_rows(flat[tile].to(work), alpha)
+            flat_p[tile], flat_tau[tile] = cpu.entmax_rows(flat[tile].to(work), alpha)
             continue
         a = alpha if flat_alpha is None else flat_alpha[tile]
-        flat_p[tile], flat_sigma[tile] = solve_rows(flat[tile].to(work), a)
-    return p, sigma
+        flat_p[tile], flat_tau[tile] = solve_rows(flat[tile].to(work), a)
+    return p, tau
 
 
 @entmax_forward.register_fake
@@ -169,8 +169,8 @@ class _Entmax(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         scores, ctx.alpha, alpha_rows = inputs
-        p, sigma = output
-        ctx.mark_non_differentiable(sigma)
+        p, tau = output
+        ctx.mark_non_differentiable(tau)
         ctx.save_for_backward(scores, p, alpha_rows)
         ctx.save_for_forward(scores, p, alpha_rows)
 
@@ -181,14 +181,9 @@ class _Entmax(torch.autograd.Function):
         if alpha_rows is None or not ctx.needs_input_grad[2]:
             function = _Pullback if torch.compiler.is_compiling() else _PullbackFunctorch
             return function.apply(scores, p.detach(), g, ctx.alpha, alpha_rows), None, None
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # a second derivative, through alpha too
-            composed = _composed(scores, alpha_rows, p.detach())
-            dx, da = torch.autograd.grad(composed, (scores, alpha_rows), g, create_graph=True)
-            return dx, None, da
-        wide_p, wide_g = p.to(alpha_rows.dtype), g.to(alpha_rows.dtype)
-        dx = derivatives.jacobian_product(wide_p, alpha_rows, wide_g) if ctx.needs_input_grad[0] else None
-        da = (wide_g * derivatives.alpha_derivative(wide_p, alpha_rows)).sum(-1, keepdim=True)
-        return None if dx is None else dx.to(p.dtype), None, da
+        pullback = _AlphaPullback if torch.compiler.is_compiling() else _AlphaPullbackFunctorch
+        dx, da = pullback.apply(scores, p.detach(), g, alpha_rows)
+        return dx, None, da
 
 
 class _EntmaxFunctorch(_Entmax):
@@ -264,6 +259,41 @@ class _PullbackFunctorch(_Pullback):
         return _PullbackFunctorch.apply(scores, p, g, alpha, rows), 0
 
 
+class _AlphaPullback(torch.autograd.Function):
+    """The pull-back of g to scores and to a learnable α; its own derivative is taken through `_composed`."""
+
+    @staticmethod
+    def forward(scores: Tensor, p: Tensor, g: Tensor, alpha_rows: Tensor) -> tuple[Tensor, Tensor]:
+        wide_p, wide_g = p.to(alpha_rows.dtype), g.to(alpha_rows.dtype)
+        dx = derivatives.jacobian_product(wide_p, alpha_rows, wide_g).to(p.dtype)
+        return dx, (wide_g * derivatives.alpha_derivative(wide_p, alpha_rows)).sum(-1, keepdim=True)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  (the decorator's stub: ctx positional-only)
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        scores, p, g, alpha_rows = ctx.saved_tensors
+        with torch.enable_grad():
+            x, upstream, alpha = (t.detach().double().requires_grad_() for t in (scores, g, alpha_rows))
+            found = torch.autograd.grad(_composed(x, alpha, p.double()), (x, alpha), upstream, create_graph=True)
+            again = torch.autograd.grad(found, (x, upstream, alpha), [h.double() for h in grads])
+        dx, dg, da = (d.to(t.dtype) for d, t in zip(again, (scores, g, alpha_rows), strict=True))
+        return dx, None, dg, da
+
+
+class _AlphaPullbackFunctorch(_AlphaPullback):
+    """The same with vmap."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        return _AlphaPullbackFunctorch.apply(*_batch_first(info, in_dims, *args)), (0, 0)
+
+
 def _batch_first(info: Any, dims: tuple[Any, ...], *tensors: Tensor | None) -> list[Any]:
     """Move the mapped dim in front, where it is one more row dim; repeat what is not mapped."""
     return [
@@ -273,15 +303,21 @@ def _batch_first(info: Any, dims: tuple[Any, ...], *tensors: Tensor | None) -> l
 
 
 def _composed(scores: Tensor, alpha: Tensor, p: Tensor) -> Tensor:
-    """α-entmax from differentiable torch operations: two of Newton's steps from the solution, exact to third order."""
-    eps = (alpha - 1).clamp_min(1e-6)
+    """α-entmax from differentiable torch operations: two of Newton's steps from the solution, exact to third order.
+
+    For second derivatives alone. ε is kept at 1e-4 or more, where the difference quotients of float64 still hold.
+    """
+    eps = alpha - 1
+    eps = eps + (eps.clamp_min(1e-4) - eps).detach()
     support, top = p > 0, scores.detach().amax(-1, keepdim=True)
-    z = eps * torch.where(support, scores - torch.where(top == -math.inf, 0.0, top), 0.0)
-    sigma = -torch.expm1(eps.detach() * p.amax(-1, keepdim=True).log()).nan_to_num(neginf=0.0, posinf=0.0)
+    seen = support.any(-1, keepdim=True)  # a row that is masked throughout stays at zeros, with zero derivatives
+    z = eps * torch.where(support, scores - top, 0.0)
+    highest = torch.where(seen, p.amax(-1, keepdim=True), 1.0)
+    sigma = -torch.expm1(eps.detach() * highest.log())
     log_p = torch.log1p(z - sigma) / eps
     for _ in range(2):
-        s0 = torch.where(support, log_p.exp(), 0.0).sum(-1, keepdim=True)
-        s1 = torch.where(support, ((1 - eps) * log_p).exp(), 0.0).sum(-1, keepdim=True)
+        s0 = torch.where(seen, torch.where(support, log_p.exp(), 0.0).sum(-1, keepdim=True), 1.0)
+        s1 = torch.where(seen, torch.where(support, ((1 - eps) * log_p).exp(), 0.0).sum(-1, keepdim=True), 1.0)
         sigma = sigma - s0 * torch.expm1(-eps * s0.log()) / s1
         log_p = torch.log1p(z - sigma) / eps
     return torch.where(support, log_p.exp(), 0.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -52,38 +50,32 @@ def entmax_loss(
         )
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
-    counts = target != ignore_index
-    if not bool(((target >= 0) & (target < scores.shape[-1]) | ~counts).all()):
+    alpha, counts = check_alpha(alpha), target != ignore_index
+    if _values_are_at_hand() and not bool(((target >= 0) & (target < scores.shape[-1]) | ~counts).all()):
         raise IndexError(f"targets must lie in 0 … {scores.shape[-1] - 1} or be ignore_index {ignore_index}")
-    index = torch.where(counts, target, 0)
-    losses = torch.where(counts, _FenchelYoung.apply(scores, index, check_alpha(alpha)), 0.0)
+    losses = _row_losses(scores.to(working_dtype(scores)), torch.where(counts, target, 0), alpha)
+    losses = torch.where(counts, losses, 0.0).to(scores.dtype)
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else losses.sum() / counts.sum()
 
 
-class _FenchelYoung(torch.autograd.Function):
-    """Row losses with the gradient p − e; autograd through p would multiply 0 by −inf at masked classes."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, target: Tensor, alpha: float) -> Tensor:
-        ctx.save_for_backward(scores, target)
-        ctx.alpha = alpha
-        x = scores.to(working_dtype(scores))
-        p = entmax(x, alpha)
-        reached = torch.where(p > 0, x, 0.0)  # a masked class has p = 0 and adds nothing, not 0 · −inf
-        gain = (p * reached).sum(-1) - x.gather(-1, target.unsqueeze(-1)).squeeze(-1)
-        return (gain + _tsallis_entropy(p, alpha)).clamp_min(0).to(scores.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        scores, target = ctx.saved_tensors
-        p = entmax(scores, ctx.alpha)
-        one_hot = torch.zeros_like(p).scatter(-1, target.unsqueeze(-1), 1)
-        return grads[0].unsqueeze(-1) * (p - one_hot), None, None
+def _row_losses(x: Tensor, target: Tensor, alpha: float) -> Tensor:
+    """Loss of every row. The gradient through p vanishes, since p maximises, which leaves p − e_target."""
+    p = entmax(x, alpha)
+    top = x.detach().amax(-1, keepdim=True)
+    lead = (top - x.gather(-1, target.unsqueeze(-1))).squeeze(-1)
+    reached = torch.where(p > 0, x - top, 0.0)  # a masked class adds nothing, not 0 · −inf
+    return (p * reached).sum(-1) + lead + _tsallis_entropy(p, alpha)
 
 
 def _tsallis_entropy(p: Tensor, alpha: float) -> Tensor:
-    if alpha - 1 < 1e-4:  # the quotient cancels; Shannon's entropy is its limit
-        return torch.special.entr(p).sum(-1)
-    return (1 - p.pow(alpha).sum(-1)) / (alpha * (alpha - 1))
+    """H_α(p) = (1 − Σp^α) / (α(α − 1)), written so that nothing cancels as α → 1, where it is Shannon's."""
+    eps = max(alpha - 1, 1e-30)
+    log_p = torch.where(p > 0, p, 1.0).log()
+    return -(p * torch.expm1(eps * log_p)).sum(-1) / (alpha * eps)
+
+
+def _values_are_at_hand() -> bool:
+    """Whether a condition on values can be asked: not while torch.compile traces or a function transform runs."""
+    return not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
