@@ -1,6 +1,7 @@
 """What a swapped attention module carries, and the one call its forward makes."""
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,12 +40,19 @@ class Selective:
     Args:
         rule: what the module does in place of the host's softmax; None leaves the host's softmax.
         host: the name of the attention implementation that the host would have used, where hosts name one.
-        calls: the list that a recording appends to, or None.
+        calls: by thread, the list that a recording of that thread appends to.
+        found: what `install` changed and what it found there; empty while it is not installed.
     """
 
     rule: AttentionRule | None
     host: Any = None
-    calls: list[Call] | None = None
+    calls: dict[int, list[Call]] = field(default_factory=dict)
+    found: tuple[tuple[Any, Any], ...] = ()
+
+
+def state_of(module: nn.Module) -> Selective:
+    """What a module carries; softmax where a recording ended in another thread while the module was computing."""
+    return getattr(module, STATE, None) or Selective(None)
 
 
 def attend(
@@ -71,7 +79,7 @@ def attend(
     Returns:
         (B, H, N, D).
     """
-    state: Selective = getattr(module, STATE)
+    state = state_of(module)
     if torch.is_autocast_enabled(q.device.type):
         # SDPA is on autocast's list, our ops are not: q_norm may leave q and k in float32 beside a bfloat16 v.
         dtype = torch.get_autocast_dtype(q.device.type)
@@ -83,6 +91,8 @@ def attend(
 
 
 def note(state: Selective, q: Tensor, k: Tensor, v: Tensor, scale: float, attn_mask: Tensor | None) -> None:
-    """Add a call to the recording that listens, if any."""
-    if state.calls is not None:
-        state.calls.append(Call(q, k, v, scale, attn_mask, state.rule or SOFTMAX))
+    """Add a call to the recording that listens in this thread, if any; other threads' calls are not its business."""
+    if state.calls:
+        calls = state.calls.get(threading.get_ident())
+        if calls is not None:
+            calls.append(Call(q, k, v, scale, attn_mask, state.rule or SOFTMAX))

@@ -1,6 +1,5 @@
 """Put a rule on an attention module, and put back exactly what was there."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -9,41 +8,39 @@ from selectivit.ops.selective import AttentionRule
 from selectivit.swap.attend import STATE, Selective
 from selectivit.swap.sites import Edit, Site
 
-_ABSENT = object()
+
+class _Absent:
+    """Stands for an attribute that was not there; a class, so that copies of a model hold the very same."""
 
 
-@dataclass(frozen=True)
-class Installed:
-    """A rule on a site: the state that it carries and what each edited attribute held before."""
+def install(site: Site, rule: AttentionRule | None) -> Selective:
+    """Make `site` follow `rule`; None keeps the host's softmax, for recordings.
 
-    site: Site
-    state: Selective
-    found: tuple[tuple[Edit, Any], ...]
-
-
-def install(site: Site, rule: AttentionRule | None) -> Installed:
-    """Make `site` follow `rule`; None keeps the host's softmax, for recordings."""
+    The state remembers what each edited attribute held, so that a copy of the model can be restored too: copied along,
+    it names the copy's modules.
+    """
     state = Selective(rule, host=site.implementation)
     edits = (Edit(site.module, STATE, state), *site.edits)
-    found = tuple((edit, _read(edit.owner, edit.attribute)) for edit in edits)
+    state.found = tuple((edit, _read(edit.owner, edit.attribute)) for edit in edits)
     for edit in edits:
         setattr(edit.owner, edit.attribute, edit.value)
-    return Installed(site, state, found)
+    return state
 
 
-def uninstall(installed: Installed) -> None:
+def uninstall(state: Selective) -> None:
     """Put back what `install` found, the very same objects."""
-    for edit, value in reversed(installed.found):
-        if value is _ABSENT:
+    for edit, value in reversed(state.found):
+        if value is _Absent:
             delattr(edit.owner, edit.attribute)
         else:
             setattr(edit.owner, edit.attribute, value)
+    state.found = ()
 
 
-def is_current(installed: Installed) -> bool:
+def is_current(module: nn.Module, state: Selective) -> bool:
     """Whether no later rule lies over this one."""
-    return vars(installed.site.module).get(STATE) is installed.state
+    return vars(module).get(STATE) is state
 
 
 def _read(owner: nn.Module, attribute: str) -> Any:
-    return type(owner) if attribute == "__class__" else vars(owner).get(attribute, _ABSENT)
+    return type(owner) if attribute == "__class__" else vars(owner).get(attribute, _Absent)

@@ -8,7 +8,8 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from selectivit.ops.selective import AttentionRule
-from selectivit.swap.install import Installed, install, is_current, uninstall
+from selectivit.swap.attend import Selective
+from selectivit.swap.install import install, is_current, uninstall
 from selectivit.swap.sites import Site, find_sites
 
 
@@ -28,9 +29,9 @@ class Swap:
     restored in the reverse order.
     """
 
-    def __init__(self, installed: Sequence[Installed], skipped: Mapping[str, str]):
+    def __init__(self, installed: Sequence[tuple[Site, Selective]], skipped: Mapping[str, str]):
         self._installed = list(installed)
-        self.sites: list[Site] = [item.site for item in installed]
+        self.sites: list[Site] = [site for site, _ in installed]
         self.replaced: tuple[str, ...] = tuple(site.name for site in self.sites)
         self.skipped: dict[str, str] = dict(skipped)
 
@@ -40,14 +41,15 @@ class Swap:
         Raises:
             RuntimeError: when a later swap lies over this one.
         """
-        covered = [item.site.name for item in self._installed if not is_current(item)]
+        self._installed = [(site, state) for site, state in self._installed if state.found]  # not yet put back
+        covered = [site.name for site, state in self._installed if not is_current(site.module, state)]
         if covered:
             raise RuntimeError(
                 f"another swap lies over {', '.join(covered)}: restore the later swaps first, the last one made before "
                 "the others"
             )
         while self._installed:
-            uninstall(self._installed.pop())
+            uninstall(self._installed.pop()[1])
 
     def __enter__(self) -> "Swap":
         return self
@@ -128,7 +130,7 @@ def swap_attention(
             chosen.append((site, _rule_for(site, rule, scale)))
     if not chosen:
         raise ValueError(nothing_found(model, skipped))
-    return Swap([install(site, rule) for site, rule in chosen], skipped)
+    return Swap([(site, install(site, rule)) for site, rule in chosen], skipped)
 
 
 def select_layers(sites: Sequence[Site], layers: int | Sequence[int] | None) -> list[Site]:

@@ -2,8 +2,9 @@
 
 import copy
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -20,31 +21,52 @@ class _ReachedError(Exception):
 def tap(block: nn.Module, run: Callable[[], Any]) -> Tensor:
     """The output of `block` while `run()` runs a model that holds it; what comes after the block is not run.
 
+    Other threads may run the same model meanwhile: this hook stops the forward of its own thread alone.
+
     Raises:
         RuntimeError: when the forward never reached the block.
     """
     caught: list[Tensor] = []
+    reached, owner = _ReachedError(), threading.get_ident()
 
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        caught.append(output[0] if isinstance(output, tuple) else output)
-        raise _ReachedError
+        if threading.get_ident() == owner:
+            caught.append(output[0] if isinstance(output, tuple) else output)
+            raise reached
 
     handle = block.register_forward_hook(hook)
     try:
         with eager():
             run()
-    except _ReachedError:
+    except _ReachedError as error:
+        if error is not reached:
+            raise
         return caught[0]
     finally:
         handle.remove()
     raise RuntimeError(f"the model's forward never reached {type(block).__name__}")
 
 
-def eager() -> AbstractContextManager[Any]:
-    """Run compiled models eagerly, so that a look inside does not compile them anew."""
+_LOCK = threading.Lock()
+_eager: list[Any] = []  # one entry a holder; the first is the stance to leave, the others wait for nothing
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """Run compiled models eagerly, so that a look inside does not compile them anew.
+
+    torch's stance is one for all threads: the first holder takes it, the last gives it back.
+    """
     if "torch._dynamo" not in sys.modules:
-        return nullcontext()
-    return torch.compiler.set_stance("force_eager")
+        yield
+        return
+    with _LOCK:
+        _eager.append(None if _eager else torch.compiler.set_stance("force_eager"))
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _eager.pop() if len(_eager) > 1 else _eager.pop().__exit__(None, None, None)
 
 
 def shadow(module: Module) -> Module:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from selectivit.ops.selective import SOFTMAX, attention_weights
-from selectivit.swap.attend import STATE, attend
+from selectivit.swap.attend import attend, state_of
 from selectivit.swap.sites import POOLS, Edit, Preprocessing, Site, Tokens
 from selectivit.swap.tap import pick_block, resize_positions, tap
 
@@ -28,7 +28,7 @@ class SelectiveMultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """As the host's forward, with our attention in place of softmax's; masks are True where masked."""
         if query.is_nested:
-            return self._forward_nested(query, need_weights), None
+            return _forward_nested(self, query, need_weights), None
         if is_causal and attn_mask is None:
             raise RuntimeError("is_causal is a hint about attn_mask: expected attn_mask too, got None")
         batched = query.dim() == 3
@@ -37,63 +37,71 @@ class SelectiveMultiheadAttention(nn.MultiheadAttention):
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
         elif not self.batch_first:
             query, key, value = (tokens.transpose(0, 1) for tokens in (query, key, value))
-        q, k, v = self._project(query, key, value)  # each (B, H, ., D)
+        q, k, v = _project(self, query, key, value)  # each (B, H, ., D)
         mask = _may_attend(attn_mask, key_padding_mask, q, k)
-        k, v, mask = self._extra_keys(k, v, mask)
+        k, v, mask = _extra_keys(self, k, v, mask)
         scale = self.head_dim**-0.5
         out = attend(self, q, k, v, scale=scale, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0)
         out = self.out_proj(out.transpose(1, 2).flatten(2))  # (B, N, C)
         weights = None
         if need_weights:
-            rule = getattr(self, STATE).rule or SOFTMAX
+            rule = state_of(self).rule or SOFTMAX
             weights = attention_weights(q, k, v, rule, scale=scale, attn_mask=mask).to(out.dtype)  # (B, H, N, M)
             weights = weights.mean(dim=1) if average_attn_weights else weights
         if not batched:
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
 
-    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        if self._qkv_same_embed_dim:
-            assert self.in_proj_weight is not None
-            if query is key and key is value:
-                parts = F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
-            else:
-                weights = self.in_proj_weight.chunk(3)
-                inputs = (query, key, value)
-                parts = [F.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True)]
+
+# Functions, not methods: another thread's recording may put the host's class back while this forward runs.
+
+
+def _project(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    biases = (None, None, None) if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    if module._qkv_same_embed_dim:
+        assert module.in_proj_weight is not None
+        if query is key and key is value:
+            parts = F.linear(query, module.in_proj_weight, module.in_proj_bias).chunk(3, dim=-1)
         else:
-            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-            parts = [F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
-        q, k, v = (part.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for part in parts)
-        return q, k, v
+            weights = module.in_proj_weight.chunk(3)
+            inputs = (query, key, value)
+            parts = [F.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True)]
+    else:
+        weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        parts = [F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
+    q, k, v = (part.unflatten(-1, (module.num_heads, module.head_dim)).transpose(1, 2) for part in parts)
+    return q, k, v
 
-    def _extra_keys(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The learnt and the zero key that some modules add; every query may attend to them."""
-        batch, heads, _, width = k.shape
-        extra: list[tuple[Tensor, Tensor]] = []
-        if self.bias_k is not None and self.bias_v is not None:
-            shape = (1, 1, heads, width)
-            learnt = [bias.view(shape).transpose(1, 2).expand(batch, -1, -1, -1) for bias in (self.bias_k, self.bias_v)]
-            extra.append((learnt[0].to(k.dtype), learnt[1].to(v.dtype)))
-        if self.add_zero_attn:
-            extra.append((k.new_zeros(batch, heads, 1, width), v.new_zeros(batch, heads, 1, width)))
-        for more_k, more_v in extra:
-            k, v = torch.cat([k, more_k], dim=2), torch.cat([v, more_v], dim=2)
-            if mask is not None:
-                mask = F.pad(mask, (0, 1), value=True if mask.dtype == torch.bool else 0.0)
-        return k, v, mask
 
-    def _forward_nested(self, query: Tensor, need_weights: bool) -> Tensor:
-        """`nn.TransformerEncoder` packs padded batches as nested tensors: unpack, attend, pack again."""
-        if need_weights:
-            raise ValueError("attention weights of nested tensors are not supported: pass need_weights=False")
-        lengths = torch.tensor([len(tokens) for tokens in query.unbind()], device=query.device)
-        padded = torch.nested.to_padded_tensor(query, 0.0)  # (B, L, C)
-        padding = torch.arange(padded.shape[1], device=query.device) >= lengths[:, None]  # (B, L)
-        out, _ = self.forward(padded, padded, padded, key_padding_mask=padding, need_weights=False)
-        packed = [tokens[:length] for tokens, length in zip(out, lengths.tolist(), strict=True)]
-        return torch.nested.as_nested_tensor(packed)
+def _extra_keys(
+    module: nn.MultiheadAttention, k: Tensor, v: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The learnt and the zero key that some modules add; every query may attend to them."""
+    batch, heads, _, width = k.shape
+    extra: list[tuple[Tensor, Tensor]] = []
+    if module.bias_k is not None and module.bias_v is not None:
+        shape = (1, 1, heads, width)
+        learnt = [bias.view(shape).transpose(1, 2).expand(batch, -1, -1, -1) for bias in (module.bias_k, module.bias_v)]
+        extra.append((learnt[0].to(k.dtype), learnt[1].to(v.dtype)))
+    if module.add_zero_attn:
+        extra.append((k.new_zeros(batch, heads, 1, width), v.new_zeros(batch, heads, 1, width)))
+    for more_k, more_v in extra:
+        k, v = torch.cat([k, more_k], dim=2), torch.cat([v, more_v], dim=2)
+        if mask is not None:
+            mask = F.pad(mask, (0, 1), value=True if mask.dtype == torch.bool else 0.0)
+    return k, v, mask
+
+
+def _forward_nested(module: nn.MultiheadAttention, query: Tensor, need_weights: bool) -> Tensor:
+    """`nn.TransformerEncoder` packs padded batches as nested tensors: unpack, attend, pack again."""
+    if need_weights:
+        raise ValueError("attention weights of nested tensors are not supported: pass need_weights=False")
+    lengths = torch.tensor([len(tokens) for tokens in query.unbind()], device=query.device)
+    padded = torch.nested.to_padded_tensor(query, 0.0)  # (B, L, C)
+    padding = torch.arange(padded.shape[1], device=query.device) >= lengths[:, None]  # (B, L)
+    out, _ = module.forward(padded, padded, padded, key_padding_mask=padding, need_weights=False)
+    packed = [tokens[:length] for tokens, length in zip(out, lengths.tolist(), strict=True)]
+    return torch.nested.as_nested_tensor(packed)
 
 
 def _may_attend(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

@@ -11,7 +11,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from selectivit.ops.selective import attention_weights
-from selectivit.swap.attend import STATE, Selective, attend, note
+from selectivit.swap.attend import STATE, attend, note, state_of
 from selectivit.swap.sites import Edit, Preprocessing, Site, Tokens
 from selectivit.swap.tap import pick_block, tap
 
@@ -68,13 +68,13 @@ def selective_forward(
     Returns:
         (B, N, H, D), and the (B, H, N, N) weights where the host's eager attention would have returned them.
     """
-    state: Selective = getattr(module, STATE)
+    state = state_of(module)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     mask = _as_mask(attention_mask, query, causal)
     if state.rule is None:  # recorded, not swapped: the host computes, so that not a bit changes
         note(state, query, key, value, scale, mask)
-        host = _host_function(module, state.host)
+        host = _host_function(module, state.host or _implementation(module))
         return host(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, is_causal=is_causal, **kwargs
         )
@@ -122,15 +122,23 @@ def site(name: str, module: nn.Module, parents: tuple[nn.Module, ...]) -> Site |
     if not kind.__module__.startswith("transformers."):
         return f"{kind.__qualname__} is a copy of transformers' with its own code"
     config: Any = module.config
-    implementation = config._attn_implementation
-    if implementation == NAME:
-        implementation = vars(module)[STATE].host
+    implementation = _implementation(module)
     ours = copy.copy(config)
     ours._attn_implementation = NAME
     heads = getattr(module, "num_heads", None) or getattr(module, "num_attention_heads")  # noqa: B009 - one or the other
     projection = getattr(module, "o_proj", None) or getattr(module, "out_proj", None)
     edits = (Edit(module, "config", ours),)
     return Site(name, module, heads, "transformers", edits, implementation, projection=projection)
+
+
+def _implementation(module: Any) -> str:
+    """The attention that the host would use, also under a swap or a recording."""
+    while (name := module.config._attn_implementation) == NAME:
+        state = vars(module).get(STATE)
+        if state is not None:
+            return state.host
+        # Another thread's recording ended between the two lines: its last step put the configuration back.
+    return name
 
 
 def _projects(module: nn.Module) -> bool:
