@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from selectivit.ops import tiles
 from selectivit.ops.normalizers import NORMALIZERS
 from selectivit.ops.selective import SOFTMAX, AttentionRule, attention_weights, selective_attention
 
+INF = math.inf
 SOURCES = ("qk", "qq", "kk", "vv", "qq+kk", "qq+kk+vv", "v")
 
 
@@ -80,6 +86,130 @@ def test_random_mask_has_entmax_support_size_and_follows_its_seed(qkv):
     assert not torch.equal(masks[0] > 0, sparse > 0)
 
 
+class LargestTensor(TorchDispatchMode):
+    """Notes the largest tensor that any operation inside returns."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for t in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(t, torch.Tensor):
+                self.numel = max(self.numel, t.numel())
+        return out
+
+
+def shared(a, b):
+    """The share of a's support that b's support holds too, and what chance would give."""
+    in_a, in_b = a > 0, b > 0
+    chance = in_a.sum(-1) * in_b.float().mean(-1)
+    return (in_a & in_b).sum() / in_a.sum(), chance.sum() / in_a.sum()
+
+
+@pytest.fixture
+def wide():
+    g = torch.Generator().manual_seed(4)
+    return tuple(torch.randn(2, 3, 150, 8, generator=g) for _ in range(3))
+
+
+def test_random_masks_of_layers_heads_images_and_sources_are_independent(wide):
+    q, k, v = (t[:1, :1].expand(2, 3, -1, -1) for t in wide)  # the same scores in every head and image
+    rule = AttentionRule("random_mask")
+    first = attention_weights(q, k, v, rule)
+    layers = [attention_weights(q, k, v, dataclasses.replace(rule, layer=layer)) for layer in (1, 2)]
+    source = attention_weights(q, q, q, AttentionRule("random_mask", scores="qq+qq", combine="sum"))
+    again = attention_weights(q, q, q, AttentionRule("random_mask", scores="qq"))
+    pairs = [(first, layers[0]), (*layers,), (first[0, 0], first[0, 1]), (first[0], first[1]), (again, source - again)]
+    for a, b in pairs:
+        found, expected = shared(a, b)
+        assert abs(found - expected) < 0.02
+    places = (first > 0).float().mean((0, 1, 2))
+    assert (places - places.mean()).abs().max() < 0.1  # no key is preferred
+
+
+def test_random_mask_over_tiles_and_heads_alone(wide, monkeypatch):
+    rule = AttentionRule("random_mask", seed=-3)
+    whole = selective_attention(*wide, rule)
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 2 * 3 * 150 * 7)
+    torch.testing.assert_close(selective_attention(*wide, rule), whole)
+    torch.testing.assert_close(attention_weights(*wide, rule) @ wide[2], whole)
+    some = attention_weights(*wide, rule, queries=torch.tensor([149, 3, -1]))
+    torch.testing.assert_close(some, attention_weights(*wide, rule)[:, :, [149, 3, 149]])
+
+
+def test_random_mask_draws_for_a_tile_alone(wide, monkeypatch):
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 2 * 3 * 150 * 7)
+    with LargestTensor() as seen:
+        selective_attention(*wide, AttentionRule("random_mask"))
+    assert seen.numel == 2 * 3 * 150 * 8  # q, k, v and the output; a tile has 2 * 3 * 150 * 7
+
+
+def test_random_mask_of_a_nan_row_and_of_a_hidden_one(wide):
+    q, k, v = (t.clone() for t in wide)
+    q[0, 0, 0, 0] = float("nan")
+    mask = torch.ones(150, 1, dtype=torch.bool)
+    mask[1] = False
+    weights = attention_weights(q, k, v, AttentionRule("random_mask"), attn_mask=mask)
+    assert weights[0, 0, 0].isnan().all() and (weights[:, :, 1] == 0).all()
+    assert torch.isfinite(weights[:, :, 2:]).all()
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("shape", ((17,), (17, 17), (17, 1), (1, 17), (3, 1, 17), (2, 1, 17, 17)))
+def test_masks_broadcast_as_in_torch(qkv, normalizer, shape):
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(0)) > 0.4
+    full = mask.expand(2, 3, 17, 17).contiguous()
+    for dtype in (torch.bool, torch.float32, torch.float64):
+        given, wanted = (m if dtype == torch.bool else torch.zeros(m.shape, dtype=dtype).masked_fill(~m, -INF)
+                         for m in (mask, full))  # fmt: skip
+        rule = AttentionRule(normalizer)
+        weights = attention_weights(*qkv, rule, attn_mask=given)
+        torch.testing.assert_close(weights, attention_weights(*qkv, rule, attn_mask=wanted))
+        torch.testing.assert_close(
+            selective_attention(*qkv, rule, attn_mask=given), weights @ qkv[2], atol=2e-5, rtol=1e-4
+        )
+
+
+def test_softmax_of_a_fully_masked_row_is_zero_with_zero_gradient():
+    scores = torch.tensor([[0.0, 1.0], [-INF, -INF]], requires_grad=True)
+    p = NORMALIZERS["softmax"](scores)
+    assert torch.equal(p[0], scores[0].softmax(-1)) and (p[1] == 0).all()
+    p.square().sum().backward()
+    assert scores.grad is not None and torch.isfinite(scores.grad).all() and (scores.grad[1] == 0).all()
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_autocast_casts_as_for_torch(qkv, normalizer):
+    q, k, v = qkv[0], qkv[1], qkv[2].bfloat16()
+    rule = AttentionRule(normalizer)
+    plain = [t.bfloat16() for t in qkv]
+    expected, weights = selective_attention(*plain, rule), attention_weights(*plain, rule)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(attention_weights(q, k, v, rule), weights)
+        out = selective_attention(q, k, v, rule)
+        assert torch.equal(F.scaled_dot_product_attention(q, k, v), F.scaled_dot_product_attention(*plain))
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_wrong_inputs_are_named(qkv, normalizer):
+    q, k, v = qkv
+    rule = AttentionRule(normalizer)
+    with pytest.raises(ValueError, match="equal D and M"):
+        selective_attention(q, k[..., :3], v, rule)
+    with pytest.raises(TypeError, match="one floating dtype"):
+        selective_attention(q, k.double(), v, rule)
+    with pytest.raises(ValueError, match="does not broadcast"):
+        selective_attention(q, k, v, rule, attn_mask=torch.ones(4, 5, dtype=torch.bool))
+
+
+def test_sparsemax_is_entmax_with_alpha_2(qkv):
+    rule = AttentionRule("sparsemax", alpha=1.2)
+    assert rule.alpha == 2.0
+    assert torch.equal(selective_attention(*qkv, rule), selective_attention(*qkv, AttentionRule(alpha=2.0)))
+
+
 def test_random_mask_never_picks_what_is_masked(qkv):
     mask = torch.rand(17, 17, generator=torch.Generator().manual_seed(0)) > 0.5
     weights = attention_weights(*qkv, AttentionRule("random_mask"), attn_mask=mask)
@@ -121,6 +251,10 @@ def test_gradients_reach_every_projection():
         ({"combine": "max"}, "combine must be"),
         ({"temperature": 0.0}, "temperature must be a positive number"),
         ({"scale": -1.0}, "scale must be positive"),
+        ({"scale": float("inf")}, "scale must be positive and finite"),
+        ({"scale": float("nan")}, "scale must be positive and finite"),
+        ({"scale": torch.tensor([1.0, float("inf")])}, "scale must be positive and finite"),
+        ({"seed": 2**63}, "int64"),
     ],
 )
 def test_bad_rules(settings, message):

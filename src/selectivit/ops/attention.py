@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
 from typing import Any
 
 import torch
@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .entmax import check_alpha, entmax, working_dtype
-from .tiles import attention_backward, attention_forward, masked_scores, without_hidden_keys
+from .attention_autograd import TiledAttention, TiledAttentionFunctorch, run_forward
+from .entmax import check_alpha, working_dtype
 
 
 def entmax_attention(
@@ -50,13 +50,19 @@ def entmax_attention(
 
     Source: entmax in every layer of a ViT, arXiv 2605.23868; in frozen CLIP, arXiv 2607.07135.
     """
+    q, k, v = as_autocast_would(q, k, v)
     lead = check_attention_inputs(q, k, v, attn_mask)
     if not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
         q, k, v = (t.expand(*lead, *t.shape[-2:]) for t in (q, k, v))
+    if torch.compiler.is_compiling():  # its tracer takes no tensor twice, as the q and k of qq scores are
+        k, v = k.view_as(k) if k is q else k, v.view_as(v) if v is q or v is k else v
     work, rows = working_dtype(q), (*lead, q.shape[-2], 1)
-    a, a_rows = (0.0, alpha.to(work).expand(rows)) if isinstance(alpha, Tensor) else (check_alpha(alpha), None)
+    if isinstance(alpha, Tensor):
+        a, a_rows = 0.0, _expanded_rows(alpha, "alpha", rows, work)
+    else:
+        a, a_rows = check_alpha(alpha), None
     if isinstance(scale, Tensor):
-        s, s_rows = 1.0, scale.to(work).expand(rows)
+        s, s_rows = 1.0, _expanded_rows(scale, "scale", rows, work)
     else:
         s, s_rows = float(q.shape[-1]) ** -0.5 if scale is None else float(scale), None
     if attn_mask is not None:
@@ -64,11 +70,38 @@ def entmax_attention(
     tensors = (q, k, v, attn_mask, a_rows, s_rows)
     transforms = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    if not (save or transforms or forward_ad._current_level >= 0):
-        attend: Callable[..., Any] = attention_forward if _at_hand(q, k, v) else torch.ops.selectivit.entmax_attention
-        return attend(*tensors, a, s)[0]
-    function = _TiledAttentionFunctorch if transforms else _TiledAttention
-    return function.apply(*tensors, a, s, save)[0]
+    with without_autocast(q):
+        if not (save or transforms or forward_ad._current_level >= 0):
+            return run_forward(*tensors, a, s)[0]
+        function = TiledAttention if torch.compiler.is_compiling() else TiledAttentionFunctorch
+        return function.apply(*tensors, a, s, save)[0]
+
+
+def as_autocast_would(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cast q, k and v as autocast, where it is enabled, does for `scaled_dot_product_attention`."""
+    kind = q.device.type
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(kind)
+    q, k, v = (t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in (q, k, v))
+    return q, k, v
+
+
+def without_autocast(q: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """A context in which the products that are written in float32 are computed in float32."""
+    kind = q.device.type
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        return contextlib.nullcontext()
+    return torch.autocast(kind, enabled=False)
+
+
+def _expanded_rows(value: Tensor, name: str, rows: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    padded = (1,) * (len(rows) - value.ndim) + tuple(value.shape)
+    if len(padded) != len(rows) or any(p not in (1, r) for p, r in zip(padded, rows, strict=True)):
+        raise ValueError(
+            f"{name} of shape {tuple(value.shape)} does not broadcast to (…, N, 1) = {rows}; one per head is (H, 1, 1)"
+        )
+    return value.to(dtype).expand(rows)
 
 
 def check_attention_inputs(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None) -> torch.Size:
@@ -77,6 +110,8 @@ def check_attention_inputs(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | 
         raise ValueError(
             f"attention expects q (…, N, D), k (…, M, D), v (…, M, E) with equal D and M, got {_shapes(q, k, v)}"
         )
+    if q.shape[-1] == 0:
+        raise ValueError(f"attention expects heads at least one wide (D >= 1), got {_shapes(q, k, v)}")
     if not (q.dtype == k.dtype == v.dtype and q.is_floating_point()):
         raise TypeError(f"q, k and v must share one floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}; cast them")
     if not (q.device == k.device == v.device):
@@ -101,71 +136,3 @@ def check_attention_inputs(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | 
 
 def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
     return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-
-
-def _at_hand(*tensors: Tensor) -> bool:
-    """Whether nothing traces or wraps the tensors, so that the operator's dispatch (20 µs) may be left out."""
-    return (
-        not torch.compiler.is_compiling()
-        and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._len_torch_dispatch_stack() == 0
-    )
-
-
-class _TiledAttention(torch.autograd.Function):
-    """First derivatives by the tiled closed form; second ones through the whole matrix, which is said and correct."""
-
-    @staticmethod
-    def forward(
-        q: Tensor, k: Tensor, v: Tensor, mask: Any, alpha_rows: Any, scale_rows: Any, alpha: Any, scale: Any, save: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        attend: Callable[..., Any] = attention_forward if _at_hand(q, k, v) else torch.ops.selectivit.entmax_attention
-        return attend(q, k, v, mask, alpha_rows, scale_rows, alpha, scale, save)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        *tensors, ctx.alpha, ctx.scale, _ = inputs
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*tensors, *output[1:])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, sigma, saved = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return (*_differentiable_backward(tensors, ctx.alpha, ctx.scale, needs, grads[0]), None, None, None)
-        plain = _at_hand(grads[0], *tensors[:3])
-        backward: Callable[..., Any] = attention_backward if plain else torch.ops.selectivit.entmax_attention_backward
-        found = backward(grads[0], sigma, *tensors, ctx.alpha, ctx.scale, bool(needs[3]), saved)
-        dmask = found[3].to(tensors[3].dtype) if needs[3] else None
-        wanted = (*found[:3], dmask, *found[4:])
-        return (*(g if need else None for g, need in zip(wanted, needs[:6], strict=True)), None, None, None)
-
-
-class _TiledAttentionFunctorch(_TiledAttention):
-    """The same with vmap: one more leading dim."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        *tensors, alpha, scale, save = inputs
-        dims = in_dims[:6]
-        front = [
-            None if t is None else t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
-            for t, d in zip(tensors, dims, strict=True)
-        ]
-        return _TiledAttentionFunctorch.apply(*front, alpha, scale, save), (0, 0, None)
-
-
-def _differentiable_backward(tensors: list[Any], alpha: float, scale: float, needs: Any, grad: Tensor) -> list[Any]:
-    """Gradients that can be differentiated again, from the composed attention with its whole matrix."""
-    q, k, v, attn_mask, alpha_rows, scale_rows = tensors
-    work = working_dtype(q)
-    with torch.enable_grad():
-        s = scale if scale_rows is None else scale_rows
-        hidden_k, hidden_v = without_hidden_keys(k.to(work), v.to(work), attn_mask)
-        scores = masked_scores(q.to(work), hidden_k, attn_mask, s)
-        out = (entmax(scores, alpha if alpha_rows is None else alpha_rows) @ hidden_v).to(q.dtype)
-        wanted = [t for t, need in zip(tensors, needs[:6], strict=True) if need]
-        found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
-    return [next(found) if need else None for need in needs[:6]]

@@ -11,22 +11,23 @@ import math
 import torch
 from torch import Tensor
 
-from .entmax import entmax, working_dtype
+from .entmax import entmax
+
+# splitmix64's constants, as the signed integers that torch's int64 arithmetic wraps around to the same bits
+GOLDEN, FIRST, SECOND = (c - 2**64 for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def softmax(scores: Tensor, *, alpha: float | Tensor = 1.0, noise: Tensor | None = None) -> Tensor:
     """Softmax over the last dim; a row that is masked throughout gives zeros. Alpha and noise play no part."""
-    return entmax(scores, 1.0)
+    if scores.shape[-1] == 0:
+        return scores
+    hidden = scores.amax(-1, keepdim=True) == -math.inf
+    return scores.masked_fill(hidden, 0.0).softmax(-1).masked_fill(hidden, 0.0)
 
 
 def sparse(scores: Tensor, *, alpha: float | Tensor = 1.5, noise: Tensor | None = None) -> Tensor:
-    """α-entmax over the last dim."""
+    """α-entmax over the last dim; sparsemax is the one with α = 2."""
     return entmax(scores, alpha)
-
-
-def sparsemax(scores: Tensor, *, alpha: float | Tensor = 2.0, noise: Tensor | None = None) -> Tensor:
-    """Sparsemax over the last dim: entmax with α = 2, whatever alpha says."""
-    return entmax(scores, 2.0)
 
 
 def random_mask(scores: Tensor, *, alpha: float | Tensor = 1.5, noise: Tensor | None = None) -> Tensor:
@@ -35,24 +36,52 @@ def random_mask(scores: Tensor, *, alpha: float | Tensor = 1.5, noise: Tensor | 
     Args:
         scores: (…, M).
         alpha: the entmax whose support size is matched.
-        noise: uniform numbers that broadcast to the scores' shape; those with the largest are kept.
+        noise: of the scores' shape, no number below 0 and none twice in a row; those with the largest are kept.
 
     Returns:
         (…, M).
     """
     if noise is None:
-        raise ValueError("random_mask needs noise: uniform numbers that broadcast to the scores' shape")
-    size = (entmax(scores, alpha) > 0).sum(-1, keepdim=True)
-    ranked = torch.where(scores == -math.inf, -1.0, noise).argsort(dim=-1, descending=True, stable=True)
-    places = torch.arange(scores.shape[-1], device=scores.device).expand_as(ranked)
-    kept = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, ranked, places < size)
-    return softmax(scores.masked_fill(~kept, -math.inf))
+        raise ValueError("random_mask needs noise, one number per score: hashed_noise makes it")
+    if scores.shape[-1] == 0:
+        return scores
+    size = (entmax(scores.detach(), alpha) != 0).sum(-1, keepdim=True)  # a NaN counts, so that its row stays NaN
+    noise = torch.where(scores == -math.inf, -1, noise)
+    least = noise.sort(dim=-1, descending=True).values.gather(-1, (size - 1).clamp_min(0))
+    return softmax(scores.masked_fill((noise < least) | (size == 0), -math.inf))
 
 
-NORMALIZERS = {"softmax": softmax, "entmax": sparse, "sparsemax": sparsemax, "random_mask": random_mask}
+NORMALIZERS = {"softmax": softmax, "entmax": sparse, "sparsemax": sparse, "random_mask": random_mask}
 
 
-def seeded_noise(shape: tuple[int, ...], seed: int, like: Tensor) -> Tensor:
-    """Uniform numbers for `random_mask`, the same on every device for one seed and shape."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(shape, generator=generator, dtype=working_dtype(like)).to(like.device)
+def hashed_noise(lead: tuple[int, ...], rows: Tensor, columns: int, key: tuple[int, ...]) -> Tensor:
+    """Random integers for `random_mask`: each a hash of the key and its own place, so that any part may be had alone.
+
+    Args:
+        lead: the leading (batch, head) dims.
+        rows: (R,) int64, the rows' places in the whole matrix.
+        columns: M.
+        key: int64 numbers, such as seed and layer; noise of different keys is independent.
+
+    Returns:
+        (*lead, R, M) int64 on the rows' device, ≥ 0, all different within a row.
+    """
+    starts = torch.arange(math.prod(lead), device=rows.device).view(*lead, 1, 1)
+    for part in (*key, rows.unsqueeze(-1)):
+        starts = _splitmix(starts ^ part)  # in the end (*lead, R, 1)
+    column = torch.arange(columns, device=rows.device)
+    bits = max(1, (columns - 1).bit_length())
+    return _splitmix(starts + column * GOLDEN).bitwise_and_((2**63 - 1) >> bits << bits).bitwise_or_(column)
+
+
+def _splitmix(x: Tensor) -> Tensor:
+    """splitmix64's mix of 64 bits (Steele, Lea, Flood 2014), elementwise, on int64."""
+    x = x + GOLDEN
+    for shift, factor in ((30, FIRST), (27, SECOND)):
+        x = x.bitwise_xor_(_shifted(x, shift)).mul_(factor)
+    return x.bitwise_xor_(_shifted(x, 31))
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """The unsigned x >> bits; torch's own copies the sign."""
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)

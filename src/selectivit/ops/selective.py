@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from .attention import check_attention_inputs, entmax_attention
+from .attention import as_autocast_would, check_attention_inputs, entmax_attention, without_autocast
 from .entmax import check_alpha, working_dtype
-from .normalizers import NORMALIZERS, seeded_noise
+from .normalizers import NORMALIZERS, hashed_noise
 from .scores import score_pairs
-from .tiles import masked_scores, query_tiles
+from .tiles import masked_scores, query_tiles, rows_of, unexpanded
 
 COMBINATIONS = ("mean", "sum")
 
@@ -25,12 +26,13 @@ class AttentionRule:
 
     Args:
         normalizer: "softmax", "entmax", "sparsemax" or "random_mask".
-        alpha: entmax's α ≥ 1; a number or a (heads,) tensor.
+        alpha: entmax's α ≥ 1; a number or a (heads,) tensor. Sparsemax sets it to 2.
         scores: "qk", "qq", "kk", "vv", a sum such as "qq+kk", or "v" (no mixing).
         scale: factor on the scores on top of the host's own 1/√D; a positive number or a (heads,) tensor; None is 1.
         temperature: > 0; divides the scores.
         combine: of a sum's several attention maps, their "mean" (rows sum to 1) or their "sum".
-        seed: of the random mask.
+        seed: of the random mask, which differs between batch elements, heads and score sources.
+        layer: which layer this is; the random mask of every layer differs.
 
     Raises:
         ValueError: a name or number outside these.
@@ -47,10 +49,13 @@ class AttentionRule:
     temperature: float = 1.0
     combine: str = "mean"
     seed: int = 0
+    layer: int = 0
 
     def __post_init__(self) -> None:
         if self.normalizer not in NORMALIZERS:
             raise ValueError(f"unknown normalizer {self.normalizer!r}: use one of {', '.join(NORMALIZERS)}")
+        if self.normalizer == "sparsemax":
+            object.__setattr__(self, "alpha", 2.0)
         for alpha in self.alpha.flatten().tolist() if isinstance(self.alpha, Tensor) else [self.alpha]:
             check_alpha(alpha)
         score_pairs(self.scores)
@@ -58,10 +63,13 @@ class AttentionRule:
             raise ValueError(f"combine must be 'mean' or 'sum', got {self.combine!r}")
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be a positive number, got {self.temperature}")
-        if self.scale is not None and not bool((torch.as_tensor(self.scale) > 0).all()):
+        scale = torch.as_tensor(1.0 if self.scale is None else self.scale)
+        if not bool(((scale > 0) & (scale < math.inf)).all()):
             raise ValueError(
-                f"scale must be positive: it multiplies the scores before the normalizer, got {self.scale}"
+                f"scale must be positive and finite: it multiplies the scores before the normalizer, got {self.scale}"
             )
+        if not all(isinstance(number, int) and -(2**63) <= number < 2**63 for number in (self.seed, self.layer)):
+            raise ValueError(f"seed and layer must be int64 numbers, got seed={self.seed!r}, layer={self.layer!r}")
 
 
 SOFTMAX = AttentionRule("softmax", alpha=1.0)
@@ -99,11 +107,15 @@ def selective_attention(
         >>> selective_attention(q, k, v, AttentionRule("entmax", alpha=1.5)).shape
         torch.Size([1, 2, 5, 8])
     """
+    q, k, v = as_autocast_would(q, k, v)
+    check_attention_inputs(q, k, v, attn_mask)
     _check_self_correlation(q, k, rule)
     pairs = _pairs(q, k, v, rule)
     if not pairs:
         return v
-    outputs = [_attend(a, b, v, rule, _factor(rule, a, scale), attn_mask, dropout_p) for a, b in pairs]
+    outputs = [
+        _attend(a, b, v, rule, pair, _factor(rule, a, scale), attn_mask, dropout_p) for pair, (a, b) in enumerate(pairs)
+    ]
     return outputs[0] if len(outputs) == 1 else sum(outputs[1:], outputs[0]) / _divisor(rule, outputs)
 
 
@@ -137,39 +149,56 @@ def attention_weights(
         tensor([[[1.],
                  [1.]]])
     """
-    check_attention_inputs(q, k, v, attn_mask)
+    q, k, v = as_autocast_would(q, k, v)
+    lead = check_attention_inputs(q, k, v, attn_mask)
     _check_self_correlation(q, k, rule)
     rows = slice(None) if queries is None else queries
     pairs, work = _pairs(q, k, v, rule), working_dtype(q)
     if not pairs:
         n = v.shape[-2]
-        return torch.eye(n, dtype=work, device=v.device)[rows].expand(*v.shape[:-2], -1, n)
-    mask = attn_mask[..., rows, :] if attn_mask is not None and attn_mask.shape[-2] > 1 else attn_mask
-    noise = None
-    if rule.normalizer == "random_mask":
-        noise = seeded_noise((*q.shape[-3:-1], k.shape[-2]), rule.seed, q)[..., rows, :]
-    maps = []
-    for a, b in pairs:
-        scores = masked_scores(a[..., rows, :].to(work), b.to(work), mask, _factor(rule, a, scale))
-        maps.append(NORMALIZERS[rule.normalizer](scores, alpha=_per_head(rule.alpha, scores), noise=noise))
+        return torch.eye(n, dtype=work, device=v.device)[rows].expand(*lead, -1, n)
+    maps = [
+        _weights(a, b.to(work), rule, pair, _factor(rule, a, scale), attn_mask, rows)
+        for pair, (a, b) in enumerate(pairs)
+    ]
     return maps[0] if len(maps) == 1 else sum(maps[1:], maps[0]) / _divisor(rule, maps)
 
 
+def _weights(
+    a: Tensor, b: Tensor, rule: AttentionRule, pair: int, factor: float | Tensor, mask: Tensor | None, rows: Any
+) -> Tensor:
+    """The probabilities of some query rows under one pair of projections; b in the working dtype already."""
+    with without_autocast(a):
+        scores = masked_scores(a[..., rows, :].to(b.dtype), b, rows_of(unexpanded(mask), rows), factor)
+    noise = None
+    if rule.normalizer == "random_mask":
+        places = torch.arange(a.shape[-2], device=a.device)[rows]
+        noise = hashed_noise(scores.shape[:-2], places, b.shape[-2], (rule.seed, rule.layer, pair))
+    return NORMALIZERS[rule.normalizer](scores, alpha=_per_head(rule.alpha, scores), noise=noise)
+
+
 def _attend(
-    a: Tensor, b: Tensor, v: Tensor, rule: AttentionRule, factor: float | Tensor, mask: Tensor | None, dropout_p: float
+    a: Tensor,
+    b: Tensor,
+    v: Tensor,
+    rule: AttentionRule,
+    pair: int,
+    factor: float | Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
 ) -> Tensor:
     if rule.normalizer == "softmax":
         if isinstance(factor, Tensor):  # the fused kernel knows one factor for all heads
             a, factor = (a.to(factor.dtype) * factor).to(a.dtype), 1.0
+        if mask is not None:  # torch refuses masks of one dim, and of float64
+            mask = mask.to(a.dtype) if mask.dtype == torch.float64 else mask
+            mask = mask[None] if mask.ndim == 1 else mask
         return F.scaled_dot_product_attention(a, b, v, attn_mask=mask, dropout_p=dropout_p, scale=factor)
     if rule.normalizer in ("entmax", "sparsemax") and dropout_p == 0:
-        alpha = 2.0 if rule.normalizer == "sparsemax" else _per_head(rule.alpha, a)
-        return entmax_attention(a, b, v, alpha=alpha, attn_mask=mask, scale=factor)
-    one_pair = dataclasses.replace(rule, scores="qk", scale=None, temperature=1.0)
-    a = a.to(working_dtype(a)) * factor
-    tiles = []
+        return entmax_attention(a, b, v, alpha=_per_head(rule.alpha, a), attn_mask=mask, scale=factor)
+    b, tiles = b.to(working_dtype(b)), []
     for rows in query_tiles(a, b.shape[-2]):
-        weights = attention_weights(a, b.to(a.dtype), v.to(a.dtype), one_pair, scale=1.0, attn_mask=mask, queries=rows)
+        weights = _weights(a, b, rule, pair, factor, mask, rows)
         tiles.append(F.dropout(weights, dropout_p, training=dropout_p > 0).to(v.dtype) @ v)
     return torch.cat(tiles, -2)
 

@@ -28,6 +28,7 @@ def masked_scores(q: Tensor, k: Tensor, attn_mask: Tensor | None, scale: float |
         return scores
     if attn_mask.dtype == torch.bool:
         return scores.masked_fill(~attn_mask, -math.inf)
+    attn_mask = attn_mask.to(scores.dtype)
     return torch.where(attn_mask == -math.inf, -math.inf, scores + attn_mask)
 
 
@@ -38,15 +39,25 @@ def query_tiles(q: Tensor, m: int) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, q.shape[-2], rows)]
 
 
-def _part(tensor: Tensor | None, rows: slice) -> Tensor | None:
-    return None if tensor is None else tensor[..., rows, :]
+def unexpanded(mask: Tensor | None) -> Tensor | None:
+    """The mask with size 1 where it is broadcast, and two dims at least: what is computed from it stays as small."""
+    if mask is None:
+        return None
+    mask = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
+    return mask[None] if mask.ndim == 1 else mask
+
+
+def rows_of(mask: Tensor | None, rows: Any) -> Tensor | None:
+    """Some query rows, a slice or indices, of a mask or of numbers per row that may have one row for all."""
+    return mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]
 
 
 def without_hidden_keys(k: Tensor, v: Tensor, attn_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Zero the keys that no query may see: 0 · NaN in the products would leak what the mask hides."""
-    if attn_mask is None:
+    mask = unexpanded(attn_mask)
+    if mask is None:
         return k, v
-    seen = attn_mask if attn_mask.dtype == torch.bool else attn_mask != -math.inf
+    seen = mask if mask.dtype == torch.bool else mask != -math.inf
     seen = seen.any(-2).unsqueeze(-1)
     return torch.where(seen, k, 0.0), torch.where(seen, v, 0.0)
 
@@ -72,10 +83,11 @@ def attention_forward(
     out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
     sigma = torch.empty(*q.shape[:-1], 1, dtype=work, device=q.device)
     k, v = without_hidden_keys(k.to(work), v.to(work), attn_mask)
+    mask = unexpanded(attn_mask)
     for rows in query_tiles(q, k.shape[-2]):
         s = scale if scale_rows is None else scale_rows[..., rows, :]
-        scores = masked_scores(q[..., rows, :].to(work), k, _part(attn_mask, rows), s)
-        p, sigma[..., rows, :] = torch.ops.selectivit.entmax(scores, alpha, _part(alpha_rows, rows))
+        scores = masked_scores(q[..., rows, :].to(work), k, rows_of(mask, rows), s)
+        p, sigma[..., rows, :] = torch.ops.selectivit.entmax(scores, alpha, rows_of(alpha_rows, rows))
         out[..., rows, :] = p @ v
     return out, sigma, saved
 
@@ -120,11 +132,14 @@ def attention_backward(
     wide_k, wide_v = without_hidden_keys(k.to(work), v.to(work), attn_mask)
     dq, dk, dv = (torch.zeros(t.shape, dtype=work, device=q.device) for t in (q, k, v))
     dmask, da, ds = _optional_gradients(q, k, mask_needs_grad, alpha_rows, scale_rows)
+    mask = unexpanded(attn_mask)
+    if k.shape[-2] == 0:
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dmask, da.zero_(), ds.zero_()
     for rows in query_tiles(q, k.shape[-2]):
         s = scale if scale_rows is None else scale_rows[..., rows, :]
         a = alpha if alpha_rows is None else alpha_rows[..., rows, :].reshape(-1, 1)
         wide_q, wide_grad = q[..., rows, :].to(work), grad[..., rows, :].to(work)
-        scores = masked_scores(wide_q, wide_k, _part(attn_mask, rows), s)
+        scores = masked_scores(wide_q, wide_k, rows_of(mask, rows), s)
         shape, m = scores.shape, scores.shape[-1]
         p = rows_from_threshold(scores.view(-1, m), sigma[..., rows, :].reshape(-1, 1), a)
         dp = (wide_grad @ wide_v.mT).view(-1, m)

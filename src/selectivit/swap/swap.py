@@ -91,7 +91,7 @@ def swap_attention(
         scale: multiplies the scores on top of the host's 1/sqrt(d): a number, one per head (heads,), or a calibration.
         temperature: divides the scores.
         combine: how the probabilities of a sum of score sources are joined, "mean" or "sum".
-        seed: of the random mask.
+        seed: of the random mask, which differs between layers, heads and the images of a batch.
 
     Returns:
         The swap: a context manager and a handle.
@@ -122,12 +122,13 @@ def swap_attention(
     found, skipped = find_sites(model)
     if not found:
         raise ValueError(nothing_found(model, skipped))
+    places = {site.name: place for place, site in enumerate(found)}
     chosen: list[tuple[Site, AttentionRule]] = []
     for site in select_layers(found, layers):
         if site.cross and rule.scores != "qk":
             skipped[site.name] = f"cross-attention has no {rule.scores!r} scores: queries and keys differ in length"
         else:
-            chosen.append((site, _rule_for(site, rule, scale)))
+            chosen.append((site, replace(_rule_for(site, rule, scale), layer=places[site.name])))
     if not chosen:
         raise ValueError(nothing_found(model, skipped))
     return Swap([(site, install(site, rule)) for site, rule in chosen], skipped)

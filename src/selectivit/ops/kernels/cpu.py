@@ -292,13 +292,15 @@ def _rows(t: Tensor, lead: torch.Size) -> Tensor:
 
 def _mask(mask: Tensor) -> Tensor:
     """Bool or float32, four dims; what was broadcast stays broadcast through the conversion."""
-    shape = mask.shape
+    shape, head = mask.shape, max(0, mask.ndim - 3)
     small = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
     if small.dtype not in (torch.bool, torch.float32):
         small = small.float()
     if small.shape[-1] > 1 and small.stride(-1) != 1:
         small = small.contiguous()
-    return _four_dims(small.expand(shape))
+    small = small.expand(*shape[:head], *small.shape[head:])  # the dims that are folded into one, and those alone
+    folded = _four_dims(small)
+    return folded.expand(folded.shape[0], *(1,) * (3 - len(shape[head:])), *shape[head:])
 
 
 def _threads() -> int:

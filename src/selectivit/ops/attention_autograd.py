@@ -1,0 +1,214 @@
+"""entmax attention under autograd: first derivatives in tiles, further ones through the composed whole matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import derivatives
+from .entmax import _PullbackFunctorch, entmax, working_dtype
+from .kernels import cpu
+from .tiles import (
+    attention_backward,
+    attention_forward,
+    masked_scores,
+    query_tiles,
+    rows_of,
+    unexpanded,
+    without_hidden_keys,
+)
+
+
+def at_hand(*tensors: Tensor) -> bool:
+    """Whether nothing traces or wraps the tensors, so that the operator's dispatch (20 µs) may be left out."""
+    return (
+        not torch.compiler.is_compiling()
+        and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0
+    )
+
+
+def run_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """`attention_forward`, through the operator where someone needs to see it."""
+    attend: Callable[..., Any] = attention_forward if at_hand(q, k, v) else torch.ops.selectivit.entmax_attention
+    return attend(q, k, v, *rest)
+
+
+def _run_backward(grad: Tensor, sigma: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    plain = at_hand(grad, q, k, v)
+    backward: Callable[..., Any] = attention_backward if plain else torch.ops.selectivit.entmax_attention_backward
+    if not torch.compiler.is_compiling() and torch.is_autocast_enabled(grad.device.type):
+        with torch.autocast(grad.device.type, enabled=False):
+            return backward(grad, sigma, q, k, v, *rest)
+    return backward(grad, sigma, q, k, v, *rest)
+
+
+class TiledAttention(torch.autograd.Function):
+    """Attention whose first derivatives are the tiled closed form. This class alone is what torch.compile traces."""
+
+    @staticmethod
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, mask: Any, alpha_rows: Any, scale_rows: Any, alpha: Any, scale: Any, save: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return run_forward(q, k, v, mask, alpha_rows, scale_rows, alpha, scale, save)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        *tensors, ctx.alpha, ctx.scale, _ = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*tensors, *output[1:])
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, sigma, saved = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        numbers = (ctx.alpha, ctx.scale, bool(needs[3]))
+        if torch.compiler.is_compiling() or at_hand(grads[0], *tensors[:3]) and not torch.is_grad_enabled():
+            found = _run_backward(grads[0], sigma, *tensors, *numbers, saved)
+        else:
+            found = _TiledGradients.apply(grads[0], sigma, *tensors, *numbers, saved)
+        dmask = found[3].to(tensors[3].dtype) if needs[3] else None
+        wanted = (*found[:3], dmask, *found[4:])
+        return (*(g if need else None for g, need in zip(wanted, needs[:6], strict=True)), None, None, None)
+
+
+class TiledAttentionFunctorch(TiledAttention):
+    """The same with forward mode, which goes by tiles too, and vmap, which is one more leading dim."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None, None]:
+        return attention_tangent(ctx.saved_tensors, ctx.alpha, ctx.scale, tangents[:6]), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        front = _batch_first(info, in_dims[:6], inputs[:6])
+        return TiledAttentionFunctorch.apply(*front, *inputs[6:]), (0, 0, None)
+
+
+class _TiledGradients(torch.autograd.Function):
+    """The gradients as a function of what they depend on; their own derivatives hold the whole matrix."""
+
+    @staticmethod
+    def forward(grad: Tensor, sigma: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        return _run_backward(grad, sigma, *rest)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        grad, _, *tensors, ctx.alpha, ctx.scale, ctx.of_mask, _ = inputs
+        ctx.save_for_backward(grad, *tensors)
+        ctx.save_for_forward(grad, *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        gradients, inputs, places = _composed_gradients(ctx)
+        _, pull_back = torch.func.vjp(gradients, *inputs)
+        found = dict(zip(places, pull_back(tuple(grads[place - 1] for place in places[1:])), strict=True))
+        return found[0], None, *(found.get(place) for place in range(1, 7)), None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
+        if not torch._C._are_functorch_transforms_active():
+            raise NotImplementedError(
+                "entmax_attention's gradients have no torch.autograd.forward_ad derivative: use torch.func.jvp or "
+                "torch.func.hessian"
+            )
+        gradients, inputs, places = _composed_gradients(ctx)
+        directions = (tangents[0], *tangents[2:8])
+        along = [
+            torch.zeros_like(x) if directions[place] is None else directions[place]
+            for x, place in zip(inputs, places, strict=True)
+        ]
+        found = dict(zip(places[1:], torch.func.jvp(gradients, tuple(inputs), tuple(along))[1], strict=True))
+        return tuple(found[place] if place in found else inputs[0].new_empty(0) for place in range(1, 7))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        *numbers, saved = inputs[8:]
+        front = _batch_first(info, in_dims[:8], inputs[:8])
+        q, k = front[2:4]
+        if saved is not None and saved.numel() and saved.numel() != cpu.saved_bytes(q, k.shape[-2]):
+            saved = None  # laid out for attention without this dim
+        found = _TiledGradients.apply(*front, *numbers, saved)
+        return found, tuple(0 if t.ndim > 1 else None for t in found)
+
+
+def _batch_first(info: Any, dims: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
+    return [
+        None if t is None else t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+        for t, d in zip(tensors, dims, strict=True)
+    ]
+
+
+def _composed_gradients(ctx: Any) -> tuple[Callable[..., tuple[Tensor, ...]], list[Tensor], list[int]]:
+    """Gradients from torch operations on the whole matrix, as a function of (grad, q, k, v, …), and its inputs.
+
+    The places number them: 0 grad, 1 to 3 q, k and v, 4 the mask where it has a gradient, 5 and 6 α's and the scale's
+    rows where there are such.
+    """
+    saved, alpha, scale = list(ctx.saved_tensors), ctx.alpha, ctx.scale
+    places = [i for i, t in enumerate(saved) if t is not None and (i != 4 or ctx.of_mask)]
+
+    def attend(*some: Tensor) -> Tensor:
+        tensors = list(saved)
+        for place, t in zip(places[1:], some, strict=True):
+            tensors[place] = t
+        return _composed_attention(tensors[1:], alpha, scale)
+
+    def gradients(grad: Tensor, *some: Tensor) -> tuple[Tensor, ...]:
+        found = torch.func.vjp(attend, *some)[1](grad)
+        work = working_dtype(some[0])  # the mask's gradient leaves the tiles in it
+        return tuple(g.to(work) if place == 4 else g for place, g in zip(places[1:], found, strict=True))
+
+    return gradients, [saved[i] for i in places], places
+
+
+def _composed_attention(tensors: Sequence[Any], alpha: float, scale: float) -> Tensor:
+    q, k, v, mask, alpha_rows, scale_rows = tensors
+    work = working_dtype(q)
+    with torch.autocast(q.device.type, enabled=False):
+        hidden_k, hidden_v = without_hidden_keys(k.to(work), v.to(work), mask)
+        scores = masked_scores(q.to(work), hidden_k, mask, scale if scale_rows is None else scale_rows)
+        return (entmax(scores, alpha if alpha_rows is None else alpha_rows) @ hidden_v).to(q.dtype)
+
+
+def attention_tangent(
+    tensors: Sequence[Any], alpha: float, scale: float, tangents: Sequence[Tensor | None]
+) -> Tensor:
+    """The output's derivative along tangents of q, k, v, the mask, α's rows and the scale's rows, tile by tile.
+
+    Composed of operations that can be differentiated again; p is solved anew for every tile.
+    """
+    q, k, v, mask, alpha_rows, scale_rows = tensors
+    dq, dk, dv, dmask, da, ds = tangents
+    work, mask = working_dtype(q), mask if dmask is not None else unexpanded(mask)
+    k, v = without_hidden_keys(k.to(work), v.to(work), mask)
+    if dk is not None or dv is not None:
+        zero = torch.zeros((), dtype=work, device=q.device)
+        dk, dv = (zero.expand_as(t) if d is None else d.to(work) for d, t in ((dk, k), (dv, v)))
+        dk, dv = without_hidden_keys(dk, dv, mask)
+    tiles = []
+    for rows in query_tiles(q, k.shape[-2]):
+        wide_q, s = q[..., rows, :].to(work), scale if scale_rows is None else scale_rows[..., rows, :]
+        a_rows, products = rows_of(alpha_rows, rows), wide_q @ k.mT
+        scores = masked_scores(wide_q, k, rows_of(mask, rows), s)
+        a = alpha if a_rows is None else a_rows
+        p = entmax(scores, a)
+        along = torch.zeros_like(products)
+        if dq is not None:
+            along = along + dq[..., rows, :].to(work) @ k.mT * s
+        if dk is not None:
+            along = along + wide_q @ dk.mT * s
+        if ds is not None:
+            along = along + products * ds[..., rows, :]
+        if dmask is not None:
+            along = along + rows_of(dmask, rows)
+        dp = _PullbackFunctorch.apply(scores, p, along, alpha, a_rows)
+        if da is not None:
+            dp = dp + da[..., rows, :] * derivatives.alpha_derivative(p, a)
+        tiles.append(dp @ v if dv is None else dp @ v + p @ dv)
+    return torch.cat(tiles, -2).to(q.dtype) if tiles else torch.zeros_like(q[..., :1]).expand(*q.shape[:-1], v.shape[-1])
