@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import os
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import selectivit as sv
 from selectivit.ops.selective import AttentionRule, attention_weights
 from selectivit.swap.calibrate import FACTORS
 from selectivit.swap.calibration import RECORD_FILE, TENSORS_FILE
+from selectivit.swap.fingerprint import fingerprint
 from selectivit.swap.record import recording
 from selectivit.swap.sites import find_sites
 
@@ -154,3 +157,81 @@ def test_a_calibration_for_another_alpha_or_source_is_refused(model, images):
         sv.swap_attention(model, layers=None, alpha=1.5, scale=calibration)
     with pytest.raises(ValueError, match="fitted for scores='qk'"):
         sv.swap_attention(model, layers=None, alpha=1.3, scores="qq", scale=calibration)
+
+
+@pytest.mark.parametrize("normalizer", ("softmax", "sparsemax", "random_mask"))
+def test_a_calibration_for_another_normalizer_is_refused(model, images, normalizer):
+    calibration = sv.calibrate_swap(model, images)
+    with pytest.raises(ValueError, match=rf"fitted for alpha=1\.5 of entmax.*asks for {normalizer}"):
+        sv.swap_attention(model, normalizer, layers=None, scale=calibration)
+    with pytest.raises(ValueError, match=r"asks for alpha=tensor"):
+        sv.swap_attention(model, alpha=torch.tensor([1.5, 1.6]), layers=None, scale=calibration)
+    with sv.swap_attention(model, alpha=torch.tensor([1.5, 1.5]), layers=None, scale=calibration):
+        pass
+
+
+def test_a_calibration_for_alpha_2_is_one_for_sparsemax(model, images):
+    calibration = sv.calibrate_swap(model, images, alpha=2.0)
+    for normalizer, alpha in (("sparsemax", 1.5), ("entmax", 2.0)):
+        with sv.swap_attention(model, normalizer, alpha, layers=None, scale=calibration) as swap:
+            assert len(swap.replaced) == 3
+
+
+def test_a_calibration_of_other_weights_is_refused(model, images):
+    calibration = sv.calibrate_swap(model, images)
+    for name in ("blocks.0.attn.proj", "blocks.2.attn.proj"):
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            other.get_submodule(name).weight[3, 4] += 1e-3
+        with pytest.raises(
+            ValueError, match=r"fitted for VisionTransformer \(3 attention layers, width 32.* this model"
+        ):
+            sv.swap_attention(other, layers=None, scale=calibration)
+    deeper = timm_vit(depth=4)
+    with pytest.raises(ValueError, match="4 attention layers"):
+        sv.swap_attention(deeper, layers=[0], scale=calibration)
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float16, torch.bfloat16))
+def test_a_calibration_serves_the_same_model_in_another_dtype(model, images, dtype):
+    calibration = sv.calibrate_swap(model, images)
+    with sv.swap_attention(copy.deepcopy(model).to(dtype), layers=None, scale=calibration):
+        pass
+    torch.manual_seed(5)
+    with pytest.raises(ValueError, match="fitted for"):
+        sv.swap_attention(timm_vit().to(dtype), layers=None, scale=calibration)
+
+
+def test_the_fingerprint_does_not_see_a_swap(model):
+    before = fingerprint(model, find_sites(model)[0])
+    with sv.swap_attention(model, layers=None):
+        assert fingerprint(model, find_sites(model)[0]) == before
+    assert json.loads(json.dumps(before)) == before
+
+
+def test_two_saves_that_a_crash_mixed_are_told(model, images, tmp_path, monkeypatch):
+    sv.calibrate_swap(model, images).save(tmp_path)
+    replace, done = os.replace, []
+
+    def crash(source, target):
+        if done:
+            raise OSError(5, "the power went")
+        done.append(target)
+        replace(source, target)
+
+    monkeypatch.setattr("os.replace", crash)
+    with pytest.raises(OSError, match="the power went"):
+        sv.calibrate_swap(model, images[:1], alpha=1.3).save(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="not of one calibration"):
+        sv.Calibration.load(tmp_path)
+    sv.calibrate_swap(model, images[:1], alpha=1.3).save(tmp_path)
+    assert sv.Calibration.load(tmp_path).alpha == 1.3
+
+
+def test_a_record_changed_by_hand_is_told(model, images, tmp_path):
+    sv.calibrate_swap(model, images).save(tmp_path)
+    text = (tmp_path / RECORD_FILE).read_text()
+    (tmp_path / RECORD_FILE).write_text(text.replace('"alpha": 1.5', '"alpha": 1.4'))
+    with pytest.raises(ValueError, match="not of one calibration"):
+        sv.Calibration.load(tmp_path)

@@ -5,6 +5,7 @@ import io
 import pickle
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from selectivit.swap.maps import attention_maps
 from selectivit.swap.sites import POOLS, find_sites, find_tower
-from selectivit.swap.swap import Swap, swap_attention
+from selectivit.swap.swap import Swap, restore_attention, swap_attention
 
 NAMES = tuple(f"blocks.{index}.attn" for index in range(3))
 
@@ -255,3 +256,65 @@ def test_sites_of_a_swapped_model_are_the_same(vit: nn.Module) -> None:
     with swap_attention(vit, layers=None):
         swapped, _ = find_sites(vit)
     assert [site.name for site in plain] == [site.name for site in swapped]
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        (np.int64(-2), NAMES[1:]),
+        (np.array([0, 2]), NAMES[::2]),
+        (torch.tensor(1), NAMES[2:]),
+        ([np.int8(-3)], NAMES[:1]),
+    ],
+)
+def test_layers_of_numpy_and_torch(vit: nn.Module, layers, expected) -> None:
+    with swap_attention(vit, layers=layers) as swap:
+        assert swap.replaced == expected
+    assert attention_maps(vit, images(), np.int64(1), heads=np.int64(0), queries=np.arange(2)).shape == (2, 1, 2, 17)
+
+
+@pytest.mark.parametrize("layers", [1.0, "all", [1.0], np.array([True]), np.bool_(True), np.array([0.5]), object()])
+def test_layers_of_other_kinds(vit: nn.Module, layers) -> None:
+    with pytest.raises(ValueError, match=r"layers must"):
+        swap_attention(vit, layers=layers)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1,), (2, 1, 1)])
+def test_an_alpha_for_other_heads_is_refused_at_once(vit: nn.Module, shape) -> None:
+    with pytest.raises(ValueError, match=r"alpha has shape .* expected \(2,\)"):
+        swap_attention(vit, alpha=torch.full(shape, 1.5))
+    with swap_attention(vit, alpha=torch.full((2,), 1.5)), swap_attention(vit, alpha=torch.tensor(1.5)):
+        vit(images())
+
+
+@pytest.mark.parametrize("name", list(HOSTS))
+@pytest.mark.parametrize("way", ["deepcopy", "pickle"])
+@torch.no_grad()
+def test_copies_of_swapped_models_are_restored(name: str, way: str) -> None:
+    host = HOSTS[name]
+    model, x = randomise(host.build()), images()
+    plain = host.forward(model, x)
+    classes = [type(module) for module in model.modules()]
+    with swap_attention(model, layers=None) as outer, swap_attention(model, scores="kk", layers=-1):
+        twin = copy.deepcopy(model) if way == "deepcopy" else pickle.loads(pickle.dumps(model))
+        swapped = host.forward(model, x)
+        assert torch.equal(host.forward(twin, x), swapped)
+        assert restore_attention(twin) == outer.replaced
+        assert torch.equal(host.forward(twin, x), plain) and torch.equal(host.forward(model, x), swapped)
+        assert restore_attention(twin) == ()
+        with swap_attention(twin, layers=None):
+            assert not torch.equal(host.forward(twin, x), plain)
+    assert [type(module) for module in twin.modules()] == classes
+    assert not any("_selective" in vars(module) for module in twin.modules())
+    assert [set(vars(module)) for module in twin.modules()] == [set(vars(module)) for module in model.modules()]
+
+
+@torch.no_grad()
+def test_a_handle_is_at_rest_once_its_swap_is_taken_away(vit: nn.Module) -> None:
+    x = images()
+    plain = vit(x)
+    with swap_attention(vit, layers=None):
+        with swap_attention(vit, scores="kk"):
+            assert restore_attention(vit) == NAMES
+        assert torch.equal(vit(x), plain)
+    assert torch.equal(vit(x), plain)

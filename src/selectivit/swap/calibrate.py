@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from selectivit.ops.selective import SOFTMAX, AttentionRule, attention_weights
 from selectivit.swap.attend import Call
 from selectivit.swap.calibration import Calibration
+from selectivit.swap.fingerprint import fingerprint
 from selectivit.swap.maps import run_forward
 from selectivit.swap.record import recording
 from selectivit.swap.sites import Site, find_sites, find_tower, unwrap
@@ -27,6 +28,14 @@ from selectivit.swap.tap import eager
 
 FACTORS = tuple(1.4 * 0.02 ** (i / 23) for i in range(24))  # 1.4 … 0.028: a diffuse head needs about 1/√N
 ROWS_PER_IMAGE = 256
+
+
+class SupportOutOfReachError(ValueError):
+    """No factor of the grid meets the bound on the mean support; `least` is the smallest there is."""
+
+    def __init__(self, least: float, text: str):
+        super().__init__(text)
+        self.least = least
 
 
 def calibrate_swap(
@@ -89,7 +98,8 @@ def calibrate_swap(
         "price_of_support": price,
     }
     parts = {what: {name: chosen[name][what] for name in curves} for what in ("factors", "support", "error")}
-    return Calibration(**parts, alpha=float(alpha), scores=scores, fitted_on=fitted_on)
+    fitted_for = fingerprint(model, found)
+    return Calibration(**parts, alpha=float(alpha), scores=scores, fitted_on=fitted_on, fitted_for=fitted_for)
 
 
 def _one_by_one(model: nn.Module, images: Tensor | Sequence[Tensor]) -> list[Tensor]:
@@ -114,7 +124,10 @@ def _calls(model: nn.Module, image: Tensor, sites: Sequence[Site]) -> dict[str, 
             raise ValueError(f"expected {site.name!r} to attend once a forward, it did {len(calls[site.name])} times")
         call = calls[site.name][0]
         if call.rule.normalizer != "softmax" or call.rule.scale is not None:
-            raise ValueError(f"{site.name!r} is swapped already: restore it, and calibrate against softmax")
+            raise ValueError(
+                f"{site.name!r} is swapped already: restore the swap (restore_attention(model) takes away all), and "
+                "calibrate against softmax"
+            )
         found[site.name] = call
     return found
 
@@ -200,9 +213,10 @@ def _share_out(curves: Mapping[str, _Curve], max_support: float | None) -> tuple
     low, high = 1e-4, 1e6
     chosen, support = at(high)
     if support > max_support:
-        raise ValueError(
+        raise SupportOutOfReachError(
+            support,
             f"no factor up to {FACTORS[0]} brings the mean support to {max_support:.3g}; the least is {support:.3g}: "
-            "raise max_support or alpha"
+            "raise max_support or alpha",
         )
     for _ in range(60):
         middle = math.sqrt(low * high)

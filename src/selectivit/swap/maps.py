@@ -1,7 +1,7 @@
 """Attention maps of one layer of any host, softmax or swapped."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from selectivit.ops.selective import attention_weights
 from selectivit.swap.attend import Call
 from selectivit.swap.record import recording
-from selectivit.swap.sites import Site, find_sites, find_tower, unwrap
+from selectivit.swap.sites import Site, as_index, find_sites, find_tower, unwrap
 from selectivit.swap.swap import nothing_found
 from selectivit.swap.tap import eager
 
@@ -68,11 +68,12 @@ def _pick(model: nn.Module, layer: int) -> Site:
     sites, skipped = find_sites(model)
     if not sites:
         raise ValueError(nothing_found(model, skipped))
-    if isinstance(layer, bool) or not isinstance(layer, int) or not -len(sites) <= layer < len(sites):
+    index = as_index(layer)
+    if index is None or not -len(sites) <= index < len(sites):
         raise ValueError(
             f"layer={layer!r} is out of range: this model has {len(sites)} attention layers, 0 to {len(sites) - 1}"
         )
-    return sites[layer]
+    return sites[index]
 
 
 def run_forward(model: nn.Module, images: Tensor, site: Site) -> None:
@@ -96,9 +97,10 @@ def _indices(chosen: int | Sequence[int] | slice | None, count: int, what: str) 
         return list(range(count))
     if isinstance(chosen, slice):
         return list(range(count))[chosen]
-    wanted = [chosen] if isinstance(chosen, int) else [int(index) for index in chosen]
-    outside = [index for index in wanted if not -count <= index < count]
-    if outside or not wanted:
+    one = as_index(chosen)
+    given = [one] if one is not None else list(chosen) if isinstance(chosen, Iterable) else []
+    wanted = [index for index in map(as_index, given) if index is not None and -count <= index < count]
+    if len(wanted) != len(given) or not wanted:
         raise ValueError(f"{what}={chosen!r}: expected some of 0 to {count - 1}")
     return [index % count for index in wanted]
 

@@ -1,6 +1,7 @@
 """Where a model's attention lives: the image tower, its attention modules, and why others are left alone."""
 
 import importlib
+import operator
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -98,6 +99,16 @@ class Tower:
     name: str
     module: nn.Module
     host: ModuleType
+
+
+def as_index(value: Any) -> int | None:
+    """`value` as an int, where it is a whole number of any kind (numpy's and torch's too, but no bool), else None."""
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool"):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -1,6 +1,6 @@
 """Swap softmax for another rule inside the attention of a pretrained model, and back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Protocol
@@ -8,9 +8,10 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from selectivit.ops.selective import AttentionRule
-from selectivit.swap.attend import Selective
+from selectivit.swap.attend import STATE, Selective
+from selectivit.swap.fingerprint import check_fits
 from selectivit.swap.install import install, is_current, uninstall
-from selectivit.swap.sites import Site, find_sites
+from selectivit.swap.sites import Site, as_index, find_sites, unwrap
 
 
 class HasFactors(Protocol):
@@ -122,6 +123,8 @@ def swap_attention(
     found, skipped = find_sites(model)
     if not found:
         raise ValueError(nothing_found(model, skipped))
+    if scale is not None and not isinstance(scale, (int, float, Tensor)):
+        check_fits(scale, rule, model, found)
     places = {site.name: place for place, site in enumerate(found)}
     chosen: list[tuple[Site, AttentionRule]] = []
     for site in select_layers(found, layers):
@@ -134,6 +137,35 @@ def swap_attention(
     return Swap([(site, install(site, rule)) for site, rule in chosen], skipped)
 
 
+def restore_attention(model: nn.Module) -> tuple[str, ...]:
+    """Put the host's own attention back wherever a swap is found in a model, whoever made it.
+
+    A copy of a swapped model, by `copy.deepcopy` or from a pickle, is swapped as well and has no handle: this is its
+    way back. Handles of swaps that it took away have nothing left to restore.
+
+    Args:
+        model: swapped any number of times, or not at all.
+
+    Returns:
+        The names of the modules that were put back.
+
+    Example:
+        >>> import copy
+        >>> from torch import nn
+        >>> model = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
+        >>> with swap_attention(model, alpha=1.5):
+        ...     twin = copy.deepcopy(model)
+        >>> restore_attention(twin), restore_attention(model)
+        (('self_attn',), ())
+    """
+    names = []
+    for name, module in list(unwrap(model).named_modules()):
+        while (state := vars(module).get(STATE)) is not None and state.found:
+            uninstall(state)
+            names.append(name)
+    return tuple(dict.fromkeys(names))
+
+
 def select_layers(sites: Sequence[Site], layers: int | Sequence[int] | None) -> list[Site]:
     """The sites that `layers` names: None all, an int the last that many, a list those.
 
@@ -143,18 +175,21 @@ def select_layers(sites: Sequence[Site], layers: int | Sequence[int] | None) -> 
     count = len(sites)
     if layers is None:
         return list(sites)
-    if isinstance(layers, bool):
-        raise ValueError("layers must be an int, a list of ints or None, got a bool")
-    if isinstance(layers, int):
-        if not 1 <= abs(layers) <= count:
-            raise ValueError(f"layers={layers}: expected the last 1 to {count} layers, -1 to -{count}, or None for all")
-        return list(sites[-abs(layers) :])
-    indices = list(layers)
-    if not indices:
+    if isinstance(layers, (bool, str)):
+        raise ValueError(f"layers must be an int, a list of ints or None, got {layers!r}")
+    last = as_index(layers)
+    if last is not None:
+        if not 1 <= abs(last) <= count:
+            raise ValueError(f"layers={last}: expected the last 1 to {count} layers, -1 to -{count}, or None for all")
+        return list(sites[-abs(last) :])
+    if not isinstance(layers, Iterable):
+        raise ValueError(f"layers must be an int, a list of ints or None, got {layers!r}")
+    given = list(layers)
+    if not given:
         raise ValueError(f"layers is empty: name some of the {count} layers, 0 to {count - 1}, or pass None for all")
-    wrong = [index for index in indices if isinstance(index, bool) or not isinstance(index, int)]
-    if wrong:
-        raise ValueError(f"layers must hold ints, got {wrong}")
+    indices = [index for index in map(as_index, given) if index is not None]
+    if len(indices) != len(given):
+        raise ValueError(f"layers must hold ints, got {[index for index in given if as_index(index) is None]}")
     outside = [index for index in indices if not -count <= index < count]
     if outside:
         raise ValueError(
@@ -167,21 +202,16 @@ def _rule_for(site: Site, rule: AttentionRule, scale: float | Tensor | HasFactor
     """The rule with the factors of this site, checked against its heads."""
     factors = rule.scale
     if scale is not None and not isinstance(scale, (int, float, Tensor)):
-        if not hasattr(scale, "factors"):
-            raise ValueError(f"scale must be a number, a tensor (heads,) or a calibration, got {type(scale).__name__}")
-        for what in ("alpha", "scores"):
-            fitted, wanted = getattr(scale, what, None), getattr(rule, what)
-            if fitted is not None and not isinstance(wanted, Tensor) and fitted != wanted:
-                raise ValueError(f"the calibration was fitted for {what}={fitted!r}, the swap asks for {wanted!r}")
         if site.name not in scale.factors:
             known = ", ".join(scale.factors)
             raise ValueError(f"the calibration has no factors for {site.name!r}; it has {known}")
         factors = scale.factors[site.name]
-    if isinstance(factors, Tensor) and factors.ndim and tuple(factors.shape) != (site.num_heads,):
-        raise ValueError(
-            f"scale has shape {tuple(factors.shape)}, expected ({site.num_heads},): "
-            f"{site.name} has {site.num_heads} heads"
-        )
+    for what, value in (("alpha", rule.alpha), ("scale", factors)):
+        if isinstance(value, Tensor) and value.ndim and tuple(value.shape) != (site.num_heads,):
+            raise ValueError(
+                f"{what} has shape {tuple(value.shape)}, expected ({site.num_heads},): "
+                f"{site.name} has {site.num_heads} heads"
+            )
     return replace(rule, scale=factors)
 
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from selectivit.swap.sites import as_index
+
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -84,9 +86,10 @@ def pick_block(blocks: Sequence[nn.Module], layer: int) -> nn.Module:
         ValueError: when there is no such block; the text says how many there are.
     """
     count = len(blocks)
-    if isinstance(layer, bool) or not isinstance(layer, int) or not -count <= layer < count:
+    index = as_index(layer)
+    if index is None or not -count <= index < count:
         raise ValueError(f"layer={layer!r} is out of range: this model has {count} blocks, 0 to {count - 1}")
-    return blocks[layer]
+    return blocks[index]
 
 
 def resize_positions(positions: Tensor, old: tuple[int, int], new: tuple[int, int], num_prefix: int) -> Tensor:
