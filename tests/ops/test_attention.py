@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import selectivit as sv
 from selectivit.ops import tiles
@@ -202,3 +203,174 @@ def test_bad_arguments():
         sv.entmax_attention(q, q, q, attn_mask=torch.ones(5, 5, dtype=torch.int64))
     with pytest.raises(ValueError, match="alpha"):
         sv.entmax_attention(q, q, q, alpha=0.5)
+    with pytest.raises(ValueError, match=r"alpha of shape \(7,\) does not broadcast to .* = \(1, 2, 5, 1\)"):
+        sv.entmax_attention(q, q, q, alpha=torch.full((7,), 1.5))
+    with pytest.raises(ValueError, match=r"scale of shape \(7,\) does not broadcast"):
+        sv.entmax_attention(q, q, q, scale=torch.ones(7))
+    with pytest.raises(ValueError, match="D >= 1"):
+        sv.entmax_attention(q[..., :0], q[..., :0], q)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match="one floating dtype"):
+        sv.entmax_attention(q, q.double(), q)  # autocast leaves float64 alone, for torch's attention too
+
+
+class Storages(TorchDispatchMode):
+    """Notes the largest storage behind any tensor that an operation inside returns."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for t in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(t, torch.Tensor):
+                self.largest = max(self.largest, t.untyped_storage().nbytes())
+        return out
+
+
+def loss(q, k, v):
+    return sv.entmax_attention(q, k, v).pow(3).sum()
+
+
+def first_derivatives(how, q, k, v):
+    if how == "create_graph":
+        q, k, v = (t.clone().requires_grad_() for t in (q, k, v))
+        return torch.autograd.grad(loss(q, k, v), (q, k, v), create_graph=True)
+    if how == "func.grad":
+        return torch.func.grad(loss, (0, 1, 2))(q, k, v)
+    if how == "vmap of grad":
+        return torch.func.vmap(torch.func.grad(loss, (0, 1, 2)))(q, k, v)
+    return torch.func.jvp(loss, (q, k, v), (q, k, v))[1:]
+
+
+@pytest.mark.parametrize("how", ("create_graph", "func.grad", "vmap of grad", "jvp"))
+def test_first_derivatives_by_any_way_hold_no_whole_matrix(how, monkeypatch):
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 1 << 16)
+    q, k, v = (draw(2, 2, 1000, 8, seed=s) for s in range(3))
+    wide = [t.clone().requires_grad_() for t in (q, k, v)]
+    expected = torch.autograd.grad(loss(*wide), wide)
+    with Storages() as seen:
+        found = first_derivatives(how, q, k, v)
+    whole = 2 * 2 * 1000 * 1000 * 4  # bytes; what the compiled kernel saves is half at most
+    assert seen.largest < 0.7 * whole
+    if how == "jvp":
+        expected = (sum((g * t).sum() for g, t in zip(expected, (q, k, v), strict=True)),)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * b.abs().max().item())
+
+
+@pytest.mark.usefixtures("small_tiles", "poisoned_empty")
+def test_forward_mode_of_every_input():
+    q, k, v = (draw(1, 2, n, 3, seed=n, dtype=torch.float64).requires_grad_() for n in (4, 5, 5))
+    bias = draw(2, 4, 5, dtype=torch.float64).requires_grad_()
+    alpha = torch.tensor([1.3, 1.6], dtype=torch.float64).view(2, 1, 1).requires_grad_()
+    scale = torch.tensor([0.5, 0.8], dtype=torch.float64).view(2, 1, 1).requires_grad_()
+
+    def attend(q, k, v, bias, alpha, scale):
+        return sv.entmax_attention(q, k, v, attn_mask=bias, alpha=alpha, scale=scale)
+
+    assert gradcheck(attend, (q, k, v, bias, alpha, scale), check_forward_ad=True)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_hessians_agree_whichever_mode_goes_outside():
+    q, k, v = (draw(1, 2, n, 3, seed=n, dtype=torch.float64) for n in (4, 5, 5))
+    mask = draw(4, 5) > -1
+
+    def loss(q):
+        return sv.entmax_attention(q, k, v, attn_mask=mask).pow(3).sum()
+
+    expected = torch.autograd.functional.hessian(loss, q)
+    forward, reverse = torch.func.jacfwd, torch.func.jacrev
+    for outer, inner in ((forward, reverse), (reverse, forward), (reverse, reverse)):
+        torch.testing.assert_close(outer(inner(loss))(q), expected)
+    with pytest.raises(NotImplementedError, match=r"jacfwd\(jacrev\)"):
+        forward(forward(loss))(q)
+
+
+@pytest.mark.parametrize("dtype", (torch.bool, torch.bfloat16, torch.float32))
+def test_a_broadcast_mask_stays_small(dtype, monkeypatch):
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 1 << 15)
+    q, k, v = (draw(2, 2, 4, 300, 8, seed=s) for s in range(3))
+    mask = (draw(2, 1, 300, 300) > 0).to(dtype)
+    with Storages() as seen:
+        out = sv.entmax_attention(q[0], k[0], v[0], attn_mask=mask)
+    assert seen.largest <= mask.numel() * 4  # float32, and no copy for every head
+    with Storages() as seen:
+        found = torch.func.vmap(lambda q, k, v: sv.entmax_attention(q, k, v, attn_mask=mask))(q, k, v)
+    assert seen.largest <= 2 * mask.numel() * 4
+    torch.testing.assert_close(found[0], out)
+    with Storages() as seen:
+        tiles.without_hidden_keys(k[0], v[0], mask.expand(2, 4, 300, 300))
+    assert seen.largest <= mask.untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("alpha", (1.5, 2.0))
+def test_float64_mask_beside_float32(alpha):
+    q, k, v = (draw(1, 2, 6, 8, seed=s).requires_grad_() for s in range(3))
+    mask = draw(6, 6, dtype=torch.float64)
+    out = sv.entmax_attention(q, k, v, alpha=alpha, attn_mask=mask)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, attention_reference(q, k, v, alpha=alpha, attn_mask=mask).float())
+    (dq,) = torch.autograd.grad(out.square().sum(), q)
+    again = sv.entmax_attention(q, k, v, alpha=alpha, attn_mask=mask.float()).square().sum()
+    torch.testing.assert_close(dq, torch.autograd.grad(again, q)[0])
+
+
+def test_gradients_without_keys_are_zero():
+    q, k, v = (torch.ones(1, 2, n, 4, requires_grad=True) for n in (3, 0, 0))
+    alpha, scale = (torch.full((2, 1, 1), x, requires_grad=True) for x in (1.5, 0.5))
+    sv.entmax_attention(q, k, v, alpha=alpha, scale=scale).sum().backward()
+    for t in (q, k, v, alpha, scale):
+        assert t.grad is not None and t.grad.shape == t.shape and (t.grad == 0).all()
+
+
+def test_autocast_casts_inputs_and_keeps_scores_in_float32():
+    q, k, v = (draw(1, 2, 40, 16, seed=s) for s in range(3))
+    plain = [t.bfloat16().requires_grad_() for t in (q, k, v)]
+    expected = sv.entmax_attention(*plain)
+    grads = torch.autograd.grad(expected.float().square().sum(), plain)
+    wide = [t.requires_grad_() for t in (q, k, v.bfloat16())]
+    with torch.autocast("cpu", torch.bfloat16):
+        out = sv.entmax_attention(*wide)
+        found = torch.autograd.grad(out.float().square().sum(), wide)
+    assert out.dtype == torch.bfloat16 and torch.equal(out, expected)
+    for a, b in zip(found, grads, strict=True):
+        torch.testing.assert_close(a.to(b.dtype), b)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("op", ("entmax", "attention"))
+def test_compiles_once_for_any_shape(op):
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    def run(t):
+        return sv.entmax(t) if op == "entmax" else sv.entmax_attention(t, t.sin(), t, alpha=1.3)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, dynamic=True, fullgraph=True, backend="aot_eager")
+    counted = torch.compile(run, dynamic=True, fullgraph=True, backend=count)
+    for shape in ((2, 3, 9, 8), (4, 5, 17, 8)):  # the head's width is a constant, 1/√D being one
+        t = draw(*shape).requires_grad_()
+        torch.testing.assert_close(counted(t), run(t))
+        expected, found = run(t), compiled(t)
+        torch.testing.assert_close(found, expected)
+        weight = draw(*expected.shape, seed=1)
+        (a,), (b,) = (torch.autograd.grad((x * weight).sum(), t) for x in (found, expected))
+        torch.testing.assert_close(a, b)
+    assert len(graphs) == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("op", ("entmax", "attention"))
+def test_exports_with_a_dynamic_length(op):
+    class Model(torch.nn.Module):
+        def forward(self, t):
+            return sv.entmax(t) if op == "entmax" else sv.entmax_attention(t, t, t)
+
+    length = torch.export.Dim("length", min=2, max=512)
+    program = torch.export.export(Model(), (draw(1, 2, 9, 8),), dynamic_shapes=({2: length},))
+    longer = draw(1, 2, 33, 8)
+    torch.testing.assert_close(program.module()(longer), Model()(longer))

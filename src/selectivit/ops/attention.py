@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from .attention_autograd import TiledAttention, TiledAttentionFunctorch, run_forward
+from .attention_autograd import attend_in_tiles
 from .entmax import check_alpha, working_dtype
 
 
@@ -67,14 +66,8 @@ def entmax_attention(
         s, s_rows = float(q.shape[-1]) ** -0.5 if scale is None else float(scale), None
     if attn_mask is not None:
         attn_mask = attn_mask.expand(*lead, q.shape[-2], k.shape[-2])
-    tensors = (q, k, v, attn_mask, a_rows, s_rows)
-    transforms = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
-    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     with without_autocast(q):
-        if not (save or transforms or forward_ad._current_level >= 0):
-            return run_forward(*tensors, a, s)[0]
-        function = TiledAttention if torch.compiler.is_compiling() else TiledAttentionFunctorch
-        return function.apply(*tensors, a, s, save)[0]
+        return attend_in_tiles(q, k, v, attn_mask, a_rows, s_rows, a, s)
 
 
 def as_autocast_would(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

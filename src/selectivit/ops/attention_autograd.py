@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import eager_transforms
+from torch.autograd import forward_ad
 
 from . import derivatives
 from .entmax import _PullbackFunctorch, entmax, working_dtype
@@ -22,7 +24,27 @@ from .tiles import (
 )
 
 
-def at_hand(*tensors: Tensor) -> bool:
+def attend_in_tiles(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    alpha_rows: Tensor | None,
+    scale_rows: Tensor | None,
+    alpha: float,
+    scale: float,
+) -> Tensor:
+    """`attention_forward`'s output, joined to whichever kind of differentiation is under way, if any."""
+    tensors = (q, k, v, mask, alpha_rows, scale_rows)
+    transforms = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if not (save or transforms or forward_ad._current_level >= 0):
+        return _run_forward(*tensors, alpha, scale)[0]
+    function = _TiledAttention if torch.compiler.is_compiling() else _TiledAttentionFunctorch
+    return function.apply(*tensors, alpha, scale, save)[0]
+
+
+def _at_hand(*tensors: Tensor) -> bool:
     """Whether nothing traces or wraps the tensors, so that the operator's dispatch (20 µs) may be left out."""
     return (
         not torch.compiler.is_compiling()
@@ -32,14 +54,14 @@ def at_hand(*tensors: Tensor) -> bool:
     )
 
 
-def run_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _run_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     """`attention_forward`, through the operator where someone needs to see it."""
-    attend: Callable[..., Any] = attention_forward if at_hand(q, k, v) else torch.ops.selectivit.entmax_attention
+    attend: Callable[..., Any] = attention_forward if _at_hand(q, k, v) else torch.ops.selectivit.entmax_attention
     return attend(q, k, v, *rest)
 
 
 def _run_backward(grad: Tensor, sigma: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    plain = at_hand(grad, q, k, v)
+    plain = _at_hand(grad, q, k, v)
     backward: Callable[..., Any] = attention_backward if plain else torch.ops.selectivit.entmax_attention_backward
     if not torch.compiler.is_compiling() and torch.is_autocast_enabled(grad.device.type):
         with torch.autocast(grad.device.type, enabled=False):
@@ -47,14 +69,14 @@ def _run_backward(grad: Tensor, sigma: Tensor, q: Tensor, k: Tensor, v: Tensor, 
     return backward(grad, sigma, q, k, v, *rest)
 
 
-class TiledAttention(torch.autograd.Function):
+class _TiledAttention(torch.autograd.Function):
     """Attention whose first derivatives are the tiled closed form. This class alone is what torch.compile traces."""
 
     @staticmethod
     def forward(
         q: Tensor, k: Tensor, v: Tensor, mask: Any, alpha_rows: Any, scale_rows: Any, alpha: Any, scale: Any, save: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return run_forward(q, k, v, mask, alpha_rows, scale_rows, alpha, scale, save)
+        return _run_forward(q, k, v, mask, alpha_rows, scale_rows, alpha, scale, save)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -68,7 +90,7 @@ class TiledAttention(torch.autograd.Function):
         *tensors, sigma, saved = ctx.saved_tensors
         needs = ctx.needs_input_grad
         numbers = (ctx.alpha, ctx.scale, bool(needs[3]))
-        if torch.compiler.is_compiling() or at_hand(grads[0], *tensors[:3]) and not torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or (_at_hand(grads[0], *tensors[:3]) and not torch.is_grad_enabled()):
             found = _run_backward(grads[0], sigma, *tensors, *numbers, saved)
         else:
             found = _TiledGradients.apply(grads[0], sigma, *tensors, *numbers, saved)
@@ -77,17 +99,21 @@ class TiledAttention(torch.autograd.Function):
         return (*(g if need else None for g, need in zip(wanted, needs[:6], strict=True)), None, None, None)
 
 
-class TiledAttentionFunctorch(TiledAttention):
+class _TiledAttentionFunctorch(_TiledAttention):
     """The same with forward mode, which goes by tiles too, and vmap, which is one more leading dim."""
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None, None]:
-        return attention_tangent(ctx.saved_tensors, ctx.alpha, ctx.scale, tangents[:6]), None, None
+        if eager_transforms.JVP_NESTING > 1:  # torch switches the outer level off in here, and would give wrong numbers
+            raise NotImplementedError(
+                "entmax_attention has no forward-over-forward derivatives: put reverse mode inside, jacfwd(jacrev)"
+            )
+        return _tangent(ctx.saved_tensors, ctx.alpha, ctx.scale, tangents[:6]), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         front = _batch_first(info, in_dims[:6], inputs[:6])
-        return TiledAttentionFunctorch.apply(*front, *inputs[6:]), (0, 0, None)
+        return _TiledAttentionFunctorch.apply(*front, *inputs[6:]), (0, 0, None)
 
 
 class _TiledGradients(torch.autograd.Function):
@@ -176,9 +202,7 @@ def _composed_attention(tensors: Sequence[Any], alpha: float, scale: float) -> T
         return (entmax(scores, alpha if alpha_rows is None else alpha_rows) @ hidden_v).to(q.dtype)
 
 
-def attention_tangent(
-    tensors: Sequence[Any], alpha: float, scale: float, tangents: Sequence[Tensor | None]
-) -> Tensor:
+def _tangent(tensors: Sequence[Any], alpha: float, scale: float, tangents: Sequence[Tensor | None]) -> Tensor:
     """The output's derivative along tangents of q, k, v, the mask, α's rows and the scale's rows, tile by tile.
 
     Composed of operations that can be differentiated again; p is solved anew for every tile.
@@ -187,28 +211,24 @@ def attention_tangent(
     dq, dk, dv, dmask, da, ds = tangents
     work, mask = working_dtype(q), mask if dmask is not None else unexpanded(mask)
     k, v = without_hidden_keys(k.to(work), v.to(work), mask)
-    if dk is not None or dv is not None:
-        zero = torch.zeros((), dtype=work, device=q.device)
-        dk, dv = (zero.expand_as(t) if d is None else d.to(work) for d, t in ((dk, k), (dv, v)))
-        dk, dv = without_hidden_keys(dk, dv, mask)
-    tiles = []
+    dk, dv = (torch.zeros_like(t) if d is None else d.to(work) for d, t in ((dk, k), (dv, v)))
+    dk, dv = without_hidden_keys(dk, dv, mask)
+    tiles = [torch.zeros(*q.shape[:-2], 0, v.shape[-1], dtype=work, device=q.device)]
     for rows in query_tiles(q, k.shape[-2]):
         wide_q, s = q[..., rows, :].to(work), scale if scale_rows is None else scale_rows[..., rows, :]
         a_rows, products = rows_of(alpha_rows, rows), wide_q @ k.mT
         scores = masked_scores(wide_q, k, rows_of(mask, rows), s)
         a = alpha if a_rows is None else a_rows
         p = entmax(scores, a)
-        along = torch.zeros_like(products)
+        along = wide_q @ dk.mT * s
         if dq is not None:
             along = along + dq[..., rows, :].to(work) @ k.mT * s
-        if dk is not None:
-            along = along + wide_q @ dk.mT * s
         if ds is not None:
             along = along + products * ds[..., rows, :]
         if dmask is not None:
-            along = along + rows_of(dmask, rows)
+            along = along + dmask[..., rows, :]
         dp = _PullbackFunctorch.apply(scores, p, along, alpha, a_rows)
         if da is not None:
             dp = dp + da[..., rows, :] * derivatives.alpha_derivative(p, a)
-        tiles.append(dp @ v if dv is None else dp @ v + p @ dv)
-    return torch.cat(tiles, -2).to(q.dtype) if tiles else torch.zeros_like(q[..., :1]).expand(*q.shape[:-1], v.shape[-1])
+        tiles.append(dp @ v + p @ dv)
+    return torch.cat(tiles, -2).to(q.dtype)

@@ -67,7 +67,7 @@ def hashed_noise(lead: tuple[int, ...], rows: Tensor, columns: int, key: tuple[i
         (*lead, R, M) int64 on the rows' device, ≥ 0, all different within a row.
     """
     starts = torch.arange(math.prod(lead), device=rows.device).view(*lead, 1, 1)
-    for part in (*key, rows.unsqueeze(-1)):
+    for part in (*map(int, key), rows.unsqueeze(-1)):
         starts = _splitmix(starts ^ part)  # in the end (*lead, R, 1)
     column = torch.arange(columns, device=rows.device)
     bits = max(1, (columns - 1).bit_length())

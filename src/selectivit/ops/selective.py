@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from typing import Any
 
 import torch
@@ -68,7 +69,10 @@ class AttentionRule:
             raise ValueError(
                 f"scale must be positive and finite: it multiplies the scores before the normalizer, got {self.scale}"
             )
-        if not all(isinstance(number, int) and -(2**63) <= number < 2**63 for number in (self.seed, self.layer)):
+        if not all(
+            isinstance(number, numbers.Integral) and -(2**63) <= int(number) < 2**63
+            for number in (self.seed, self.layer)
+        ):
             raise ValueError(f"seed and layer must be int64 numbers, got seed={self.seed!r}, layer={self.layer!r}")
 
 
@@ -145,9 +149,8 @@ def attention_weights(
 
     Example:
         >>> q = k = v = torch.randn(1, 2, 5, 8)
-        >>> attention_weights(q, k, v, SOFTMAX, queries=slice(0, 1)).sum(-1)
-        tensor([[[1.],
-                 [1.]]])
+        >>> attention_weights(q, k, v, SOFTMAX, queries=slice(0, 1)).shape
+        torch.Size([1, 2, 1, 5])
     """
     q, k, v = as_autocast_would(q, k, v)
     lead = check_attention_inputs(q, k, v, attn_mask)
