@@ -168,7 +168,74 @@ def test_a_model_without_a_class_token(run, tmp_path):
     assert "cosine_cls" not in report["features"] and report["layers"][0]["num_tokens"] == 24
 
 
+@pytest.mark.parametrize(("size", "pixels"), [(8, (120, 80)), (16, (1, 1))])
+def test_a_photo_of_few_tokens_gets_the_least_support_there_is(compare, tmp_path, size, pixels):
+    from PIL import Image
+
+    photo = tmp_path / "small.png"
+    Image.new("RGB", pixels, (90, 160, 30)).save(photo)
+    status, text, err, report = compare("--size", size, photo=photo)
+    assert (status, err) == (0, "")
+    (note,) = [note for note in report["notes"] if "on so few tokens" in note]
+    assert "down to 0.25" in note and f"note: {note}" in text
+    assert report["settings"]["max_support"] > 0.25 and report["settings"]["calibrated"]
+    # What the user asks for is not given up.
+    status, _, err, _ = compare("--size", size, "--max-support", 0.25, photo=photo)
+    assert status == 2 and "the least is" in err
+
+
+def test_the_usual_bound_is_said_and_kept_where_it_can_be(compare):
+    report = compare("--size", 256)[3]
+    assert report["settings"]["max_support"] == 0.25 and report["notes"] == []
+    assert report["mean"]["swap"]["support_share"] < 0.28
+
+
+def test_the_numbers_are_gathered_once(compare, monkeypatch):
+    from selectivit.cli import compare_report
+
+    layers, gather = [], compare_report._layer
+    monkeypatch.setattr(compare_report, "_layer", lambda statistics: layers.append(1) or gather(statistics))
+    compare("--no-calibrate")
+    assert len(layers) == 2 * 3 * 2  # two variants, three layers: their heads, and their part in the means
+
+
+def test_a_calibration_of_another_model_exits_2(compare, tiny_model, tmp_path):
+    import timm
+    from timm.models._hub import save_for_hf
+
+    compare("--save-calibration", "cal", "--max-support", 0.6)
+    arguments = {"img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": 32, "num_heads": 2, "num_classes": 0}
+    torch.manual_seed(7)
+    save_for_hf(timm.create_model("vit_tiny_patch16_224", **arguments), str(tmp_path / "o"), model_args=arguments)
+    status, _, err, _ = compare("--calibration", "cal", model=tmp_path / "o")
+    assert status == 2 and "was fitted for VisionTransformer" in err
+    status, _, err, _ = compare("--calibration", "cal", "--normalizer", "random_mask")
+    assert status == 2 and "asks for random_mask" in err
+
+
 # ---- bad input
+
+
+TOO_MUCH = (
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate"
+    ),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+    MemoryError(),
+)
+
+
+@pytest.mark.parametrize("error", TOO_MUCH, ids=lambda error: type(error).__name__)
+def test_memory_that_runs_out_exits_2(compare, monkeypatch, error):
+    from selectivit.cli import comparison
+
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setattr(comparison, "features", full)
+    status, text, err, report = compare()
+    assert status == 2 and text == "" and report is None
+    assert err.startswith("selectivit compare: error: not enough memory: choose a smaller --size")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`selectivit features`: what it writes, what it keeps, and what it does with bad input."""
 
 import errno
+import importlib
 import io
 import json
 import os
@@ -269,6 +270,105 @@ def test_a_full_disk_stops_with_what_is_done(features, photos, tmp_path, monkeyp
     monkeypatch.undo()
     again = features(photos)
     assert again[0] == 0 and f"5 done ({good} kept)" in again[1]
+
+
+@pytest.fixture
+def little_memory(monkeypatch):
+    """Let the model run out of memory, as torch tells it, on batches of more than so many pixels in all."""
+    library = importlib.import_module("selectivit.features")  # the name in the package is the function
+
+    compute, calls = library.features, []
+
+    def limit(pixels):
+        def features(model, images, **more):
+            calls.append(len(images))
+            if images[:, 0].numel() > pixels:
+                torch.empty(2**46)  # torch's own error
+            return compute(model, images, **more)
+
+        monkeypatch.setattr(library, "features", features)
+        return calls
+
+    return limit
+
+
+def test_batches_too_large_for_memory_are_computed_one_by_one(features, photos, little_memory):
+    calls = little_memory(32 * 48)
+    status, text, _, index = features(photos)
+    assert status == 0 and "5 done (0 kept), 0 skipped" in text and len(index["photos"]) == 5
+    assert sorted(calls) == [1, 1, 1, 1, 1, 2, 3]
+
+
+def test_a_photo_too_large_for_memory_is_skipped_and_named(features, photos, little_memory):
+    write_photo(photos / "long.jpg", size=(320, 32))
+    little_memory(32 * 48)
+    status, text, err, index = features(photos)
+    assert status == 1 and "5 done (0 kept), 1 skipped" in text
+    (skipped,) = index["skipped"]
+    assert skipped["source"].endswith("long.jpg") and "not enough memory for 32 x 320 pixels" in skipped["reason"]
+    assert "long.jpg: not enough memory" in err and "--size" in err
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_a_photo_too_large_to_read_is_skipped_and_named(features, photos, monkeypatch, error):
+    read = extraction.ready_photo
+
+    def ready(path, *more):
+        if path.name == "b.png":
+            raise error
+        return read(path, *more)
+
+    monkeypatch.setattr(extraction, "ready_photo", ready)
+    status, _, err, index = features(photos)
+    assert status == 1 and len(index["photos"]) == 4 and "b.png: not enough memory to read it" in err
+
+
+def test_no_photo_that_fits_exits_2(features, photos, little_memory):
+    little_memory(1)
+    status, _, err, index = features(photos)
+    assert status == 2 and index["photos"] == [] and len(index["skipped"]) == 5 and "not enough memory" in err
+
+
+def test_other_errors_are_no_lack_of_memory(features, photos, monkeypatch):
+    library = importlib.import_module("selectivit.features")  # the name in the package is the function
+
+    def fault(*_, **__):
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(library, "features", fault)
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        features(photos)
+
+
+def test_the_index_keeps_what_earlier_runs_wrote(features, photos, tmp_path):
+    first = features(photos / "a.jpg", photos / "b.png")[3]
+    second = features(photos / "c.jpg")[3]
+    assert states(second) == {"a.safetensors": "earlier", "b.safetensors": "earlier", "c.safetensors": "written"}
+    assert [{**e, "state": "written"} for e in second["photos"][:2]] == first["photos"]
+    (tmp_path / "out" / "a.pca.png").unlink()
+    third = features(photos / "c.jpg", photos / "b.png")[3]
+    assert states(third) == {"b.safetensors": "kept", "c.safetensors": "kept"}
+    assert all("settings" not in entry for entry in third["photos"])
+
+
+def test_the_index_says_which_settings_earlier_runs_had(features, photos):
+    first = features(photos / "a.jpg", layer=0)[3]
+    for photo in ("b.png", "c.jpg"):
+        index = features(photos / photo)[3]
+        entry = index["photos"][0]
+        assert entry["state"] == "earlier" and entry["settings"] == first["settings"] != index["settings"]
+    assert [("settings" in e) for e in index["photos"]] == [True, False, False]
+    back = features(photos / "sub" / "d.png", layer=0)[3]
+    assert [e.get("settings", back["settings"])["layer"] for e in back["photos"]] == [0, -1, -1, 0]
+    assert "settings" not in back["photos"][0]
+
+
+@pytest.mark.parametrize("content", ["no json", "[]", '{"photos": 3}', '{"photos": [{}], "settings": {}}'])
+def test_an_index_that_is_none_of_ours_is_told(features, photos, tmp_path, content):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "features.json").write_text(content)
+    status, _, err, index = features(photos / "a.jpg")
+    assert status == 0 and "could not be read" in err and len(index["photos"]) == 1
 
 
 def test_config_file(run, photos, tiny_model, tmp_path):

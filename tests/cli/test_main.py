@@ -125,3 +125,12 @@ def test_a_fault_of_ours_keeps_its_traceback(run, monkeypatch):
     monkeypatch.setattr(doctor, "report", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run("doctor")
+
+
+def test_a_fault_of_ours_is_no_status_of_a_job_that_was_done(environment):
+    code = (
+        "from selectivit.cli import doctor, main; doctor.report = lambda: 1 / 0\n"
+        "import sys; sys.argv = ['selectivit', 'doctor']; sys.exit(main.main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 70 and "Traceback" in done.stderr and "ZeroDivisionError" in done.stderr

@@ -6,6 +6,7 @@ file with the numbers, both named after the photo.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,11 @@ class CompareOptions:
         "the patch whose attention is shown, counted from 0 at the upper left; default: the one with the most softmax "
         "attention from CLS, its eight neighbours counted as well",
     )
-    max_support: float = option(
-        0.25, "SHARE", "the largest share of non-zero weights that the calibration may leave, over 0 to 1 (no bound)"
+    max_support: float | None = option(
+        None,
+        "SHARE",
+        "the largest share of non-zero weights that the calibration may leave, over 0 to 1 (no bound); default: 0.25, "
+        "or the least that can be reached, where so few tokens allow no such share",
     )
     save_calibration: str | None = option(
         None, "FOLDER", "write the fitted factors there too, for --calibration of this and other commands"
@@ -104,29 +108,30 @@ def run(options: Namespace) -> int:
     with working("looking with softmax, calibrating, looking with the swap"):
         comparison = compare_photo(model, images, swap, seed=where.seed, layer=what.layer, patch=patch, **fit)
 
-    found = numbers(comparison)
+    found, fitted = numbers(comparison), comparison.calibration
     drawn, report = out / f"{photo.stem}.compare.png", out / f"{photo.stem}.compare.json"
     content = {
         "photo": str(photo),
-        "notes": list(ready.notes),
+        "notes": [*ready.notes, *comparison.notes],
         "image_size": list(ready.shown.shape[:2]),
         "settings": {
             **asdict(where),
             "device": str(device),
             **asdict(swap),
             **asdict(what),
-            "calibrated": comparison.calibration is not None,
+            "max_support": what.max_support if fitted is None else fitted.fitted_on.get("max_support"),
+            "calibrated": fitted is not None,
         },
         "versions": versions(),
         **found,
         "files": [str(drawn), str(report)],
     }
     model_name = Path(where.model).name if Path(where.model).is_dir() else where.model
-    write_atomic(drawn, picture(comparison, ready.shown, _name(swap), f"{model_name}, {photo.name}"))
+    write_atomic(drawn, picture(comparison, found, ready.shown, _name(swap), f"{model_name}, {photo.name}"))
     write_json(report, content)
-    if what.save_calibration is not None and comparison.calibration is not None:
-        comparison.calibration.save(what.save_calibration)
-    _print(found, _name(swap))
+    if what.save_calibration is not None and fitted is not None:
+        fitted.save(what.save_calibration)
+    _print(found, _name(swap), comparison.notes)
     print(drawn, report, sep="\n")
     return 0
 
@@ -138,8 +143,8 @@ def _name(swap: SwapOptions) -> str:
     return f"{swap.normalizer.replace('_', ' ')}{alpha}{scores}"
 
 
-def _print(found: dict[str, Any], name: str) -> None:
-    """Print the means over layers as a table."""
+def _print(found: dict[str, Any], name: str, notes: Sequence[str]) -> None:
+    """Print the means over layers as a table, and below it what else should be known."""
     from rich.console import Console
     from rich.table import Table
 
@@ -156,3 +161,5 @@ def _print(found: dict[str, Any], name: str) -> None:
             f"{mean['effective_tokens']:.1f}",
         )
     Console().print(table)
+    for note in notes:
+        print(f"note: {note}")

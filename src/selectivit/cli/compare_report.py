@@ -86,11 +86,12 @@ def versions() -> dict[str, str]:
     }
 
 
-def picture(comparison: Comparison, shown: Tensor, name: str, title: str) -> bytes:
+def picture(comparison: Comparison, found: dict[str, Any], shown: Tensor, name: str, title: str) -> bytes:
     """Draw the comparison.
 
     Args:
         comparison: softmax and a swap.
+        found: its `numbers`.
         shown: the photo as the model saw it, (H, W, 3) in 0..1.
         name: of the swap, such as "entmax 1.5".
         title: of the figure.
@@ -111,7 +112,9 @@ def picture(comparison: Comparison, shown: Tensor, name: str, title: str) -> byt
     has_cls = comparison.softmax.found.cls is not None
     cls_title = "attention of CLS" if has_cls else "attention of all tokens, mean"
     return to_png(
-        compare_figure(shown, rows, comparison.patch, title=title, note=_note(comparison, name), cls_title=cls_title)
+        compare_figure(
+            shown, rows, comparison.patch, title=title, note=_note(comparison, found, name), cls_title=cls_title
+        )
     )
 
 
@@ -124,8 +127,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _note(comparison: Comparison, name: str) -> str:
-    found = numbers(comparison)
+def _note(comparison: Comparison, found: dict[str, Any], name: str) -> str:
     plain, other = found["mean"]["softmax"], found["mean"]["swap"]
     count, total = len(comparison.replaced), len(found["layers"])
     fitted = "" if comparison.calibration is None else ", scale fitted per head"

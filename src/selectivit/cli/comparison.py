@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +14,15 @@ from selectivit.cli.swapping import fitted_alpha, load_calibration, swapped
 from selectivit.features import Features, features
 from selectivit.ops.selective import attention_weights
 from selectivit.swap.attend import Call
-from selectivit.swap.calibrate import calibrate_swap
+from selectivit.swap.calibrate import SupportOutOfReachError, calibrate_swap
 from selectivit.swap.calibration import Calibration
 from selectivit.swap.record import recording
 from selectivit.swap.sites import find_sites
 from selectivit.swap.swap import nothing_found
 from selectivit.vis.attention import patch_weights
 from selectivit.vis.statistics import AttentionStatistics, attention_statistics
+
+USUAL_SUPPORT = 0.25
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class Comparison:
         replaced: the attention modules that the swap replaced.
         skipped: those it did not, and why.
         calibration: factors on the swap's scores; None without.
+        notes: what was done otherwise than asked.
     """
 
     softmax: View
@@ -92,6 +96,7 @@ class Comparison:
     replaced: Sequence[str]
     skipped: Mapping[str, str]
     calibration: Calibration | None
+    notes: Sequence[str] = ()
 
 
 def compare_photo(
@@ -115,7 +120,8 @@ def compare_photo(
         layer: whose tokens and attention to keep, counted from 0; negative from the end.
         patch: row and column of the query patch; None is `salient_patch` of softmax's CLS attention.
         calibrate: fit factors on this photo, unless the swap names a calibration or there is nothing to fit.
-        max_support: the share of non-zero weights that the calibration may leave, 0..1.
+        max_support: the share of non-zero weights that the calibration may leave, 0..1; None is `USUAL_SUPPORT`, or
+            the least that can be reached, where that is more.
 
     Returns:
         Both views.
@@ -123,7 +129,7 @@ def compare_photo(
     Raises:
         ValueError: a rule that does not exist, a layer or patch out of range, a model without attention.
     """
-    calibration = load_calibration(swap)
+    calibration, notes = load_calibration(swap), ()
     with swapped(model, swap, seed, calibration):
         pass  # a rule or layer that does not exist shows now, not after the slow part
     softmax = look(model, images, layer)
@@ -131,11 +137,30 @@ def compare_photo(
     softmax.patch_attention(patch)  # a patch out of range, too
     alpha = fitted_alpha(swap)
     if calibration is None and calibrate and alpha is not None:
-        layers = parse_layers(swap.layers)
-        calibration = calibrate_swap(model, images, alpha, max_support, scores=swap.scores, layers=layers)
+        calibration, notes = _fit(model, images, swap, alpha, max_support)
     with swapped(model, swap, seed, calibration) as made:
         other = look(model, images, layer)
-    return Comparison(softmax, other, patch, made.replaced, made.skipped, calibration)
+    return Comparison(softmax, other, patch, made.replaced, made.skipped, calibration, notes)
+
+
+def _fit(
+    model: nn.Module, images: Tensor, swap: SwapOptions, alpha: float, max_support: float | None
+) -> tuple[Calibration, tuple[str, ...]]:
+    """Calibrate; a bound that nobody asked for gives way where no factor meets it, and a note says so."""
+    more: dict[str, Any] = {"scores": swap.scores, "layers": parse_layers(swap.layers)}
+    try:
+        bound = USUAL_SUPPORT if max_support is None else max_support
+        return calibrate_swap(model, images, alpha, bound, **more), ()
+    except SupportOutOfReachError as error:
+        if max_support is not None:
+            raise
+        least = error.least
+    calibration = calibrate_swap(model, images, alpha, min(1.0, 1.001 * least), **more)
+    reached = calibration.mean_support()
+    return calibration, (
+        f"no factor brings the mean share of non-zero weights down to {USUAL_SUPPORT} on so few tokens: the factors "
+        f"leave the least, {reached:.3g}; a larger --size has more tokens",
+    )
 
 
 def look(model: nn.Module, images: Tensor, layer: int) -> View:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from selectivit.cli.feature_files import Photo, file_digest, kept_record, save_photo
+from selectivit.cli.memory import ADVICE, out_of_memory, within_memory
 from selectivit.cli.reading import ReadyPhoto, ready_photo
 from selectivit.cli.writing import WriteError
 
@@ -95,11 +97,19 @@ class Extraction:
             except WriteError:
                 raise
             except (ImageError, OSError) as error:
-                self.outcome.skipped.append({"source": str(photo.path), "reason": str(error)})
-                self.tell(f"skipped: {error}")
+                self._skip(photo, str(error))
+                continue
+            except (MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+                self._skip(photo, f"{photo.path}: not enough memory to read it: {ADVICE}")
                 continue
             if loaded is not None:
                 yield loaded
+
+    def _skip(self, photo: Photo, reason: str) -> None:
+        self.outcome.skipped.append({"source": str(photo.path), "reason": reason})
+        self.tell(f"skipped: {reason}")
 
     def _load(self, photo: Photo) -> Loaded | None:
         """Read a photo; None where its results are there already."""
@@ -112,6 +122,26 @@ class Extraction:
         return Loaded(photo, digest, ready_photo(photo.path, self.model, self.size))
 
     def _compute(self, batch: Sequence[Loaded]) -> None:
+        """Compute and write; photos that are too much for memory together go one by one, one too large is skipped."""
+        found = within_memory(partial(self._features, batch))
+        if found is None and len(batch) > 1:
+            for loaded in batch:
+                self._compute([loaded])
+            return
+        for i, loaded in enumerate(batch):
+            record = None if found is None else within_memory(partial(self._save, loaded, found, i))
+            if record is None:
+                height, width = loaded.ready.shown.shape[:2]
+                reason = f"{loaded.photo.path}: not enough memory for {height} x {width} pixels: {ADVICE}"
+                self._skip(loaded.photo, reason)
+            else:
+                self.outcome.done.append(record)
+                self.tell(None)
+
+    def _save(self, loaded: Loaded, found: Features, i: int) -> dict[str, Any]:
+        return save_photo(loaded.photo, self.out, self.settings, loaded.digest, _tensors(found, i), loaded.ready)
+
+    def _features(self, batch: Sequence[Loaded]) -> Features:
         import torch
 
         from selectivit.features import features
@@ -119,11 +149,7 @@ class Extraction:
         device = next(self.model.parameters()).device
         images = torch.stack([loaded.ready.image for loaded in batch])  # (B, 3, H, W)
         with torch.inference_mode():
-            found = features(self.model, images.to(device), layer=self.layer, norm=self.norm)
-        for i, loaded in enumerate(batch):
-            record = save_photo(loaded.photo, self.out, self.settings, loaded.digest, _tensors(found, i), loaded.ready)
-            self.outcome.done.append(record)
-            self.tell(None)
+            return features(self.model, images.to(device), layer=self.layer, norm=self.norm)
 
 
 def batches(items: Iterable[Loaded], batch_size: int, held: int = 4) -> Iterator[list[Loaded]]:

@@ -7,6 +7,7 @@ processes, with the same result.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -172,9 +173,31 @@ def _merge(parts: Sequence[Outcome], photos: Sequence[Photo]) -> Outcome:
 
 def _write_index(out: Path, settings: dict[str, Any], outcome: Outcome, photos: Sequence[Photo]) -> None:
     whole = _merge([outcome], photos)
-    content = {"settings": settings, "photos": whole.done, "skipped": whole.skipped, "stopped": whole.stopped}
+    earlier = _earlier(out, settings, {entry["features"] for entry in whole.done})
+    content = {"settings": settings, "photos": earlier + whole.done}
+    content |= {"skipped": whole.skipped, "stopped": whole.stopped}
     try:
         write_json(out / "features.json", content)
     except WriteError as error:
         outcome.stopped = str(error)
         print(f"stopped: {error}", file=sys.stderr)
+
+
+def _earlier(out: Path, settings: dict[str, Any], done: set[str]) -> list[dict[str, Any]]:
+    """The entries of earlier runs into the same folder, whose files are still there and were not written anew."""
+    path = out / "features.json"
+    if not path.is_file():
+        return []
+    try:
+        index = json.loads(path.read_text())
+        entries = [entry for entry in index["photos"] if entry["features"] not in done]
+        there = [e for e in entries if (out / e["features"]).is_file() and (out / e["picture"]).is_file()]
+        theirs = {} if index["settings"] == settings else {"settings": index["settings"]}  # said where they differ
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
+        print(f"note: {path} could not be read: what earlier runs wrote is not listed in the new one", file=sys.stderr)
+        return []
+    found = [{**theirs, **entry, "state": "earlier"} for entry in there]
+    for entry in found:
+        if entry.get("settings") == settings:
+            del entry["settings"]
+    return found

@@ -5,19 +5,21 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from selectivit.cli import compare, doctor, features, models
+from selectivit.cli.memory import ADVICE, out_of_memory
 
 COMMANDS = {"doctor": doctor, "models": models, "features": features, "compare": compare}
 """Name -> module with HELP, add_arguments(parser) and run(options) -> exit status."""
 
-DONE, SOME_SKIPPED, NOTHING_DONE, INTERRUPTED = 0, 1, 2, 130
+DONE, SOME_SKIPPED, NOTHING_DONE, FAULT, INTERRUPTED = 0, 1, 2, 70, 130
 
 DESCRIPTION = """Selective token interaction for Vision Transformers.
 
 Exit status: 0 all done; 1 done, but something was skipped (named on stderr and in the JSON); 2 nothing could be done;
-130 interrupted."""
+70 a fault of the program, with its traceback; 130 interrupted."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments without the program's name; None takes the process's.
 
     Returns:
-        The exit status: 0 all done, 1 something was skipped, 2 nothing could be done, 130 interrupted.
+        The exit status: 0 all done, 1 something was skipped, 2 nothing could be done, 130 interrupted. A fault of ours
+        is 70 with its traceback on stderr, where the arguments are the process's; who calls from Python gets the error.
 
     Example:
         >>> main(["doctors"])
@@ -50,11 +53,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `selectivit models | head`: who read the output has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-    except MemoryError:
-        return _fail(name, "not enough memory: choose a smaller --size (or --batch-size)")
-    except (ValueError, OSError, ImportError) as error:
-        # These are how the library says what was wrong with the input; all else is a fault of ours, with its traceback.
-        return _fail(name, str(error))
+    except Exception as error:
+        if out_of_memory(error):
+            why = next(iter(str(error).splitlines()), "")
+            return _fail(name, f"not enough memory: {ADVICE}" + (f" ({why})" if why else ""))
+        if isinstance(error, (ValueError, OSError, ImportError)):  # how the library says what was wrong with the input
+            return _fail(name, str(error))
+        if argv is not None:
+            raise
+        traceback.print_exc()
+        return FAULT  # Python's own 1 would say that something was done
 
 
 def _parser():

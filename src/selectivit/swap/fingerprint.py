@@ -100,4 +100,6 @@ def check_fits(scale: Any, rule: AttentionRule, model: nn.Module, found: Sequenc
 
 def _weight(site: Site) -> Tensor | None:
     weight = getattr(site.projection, "weight", None)
-    return weight if type(weight) in (Tensor, nn.Parameter) and not weight.is_meta else None
+    if not isinstance(weight, Tensor) or type(weight) not in (Tensor, nn.Parameter) or weight.is_meta:
+        return None
+    return weight
