@@ -167,9 +167,9 @@ class _Curve:
         return self.squared_error / self.variance.sum().clamp_min(1e-30), self.support / self.images
 
     def cheapest(self, price: float) -> dict[str, Tensor]:
-        """Per head the factor with the least error + price · support, refined by a parabola through its neighbours."""
+        """Per head the factor of least distance + price · support, refined by a parabola."""
         error, support = self.relative()
-        cost = error + price * support
+        cost = error.sqrt() + price * support  # the distance itself: its square would starve heads of little energy
         best = cost.argmin(-1, keepdim=True)
         inner = best.clamp(1, len(FACTORS) - 2)
         left, middle, right = (cost.gather(-1, inner + step) for step in (-1, 0, 1))
