@@ -132,7 +132,7 @@ class _TiledGradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         gradients, inputs, places = _composed_gradients(ctx)
-        _, pull_back = torch.func.vjp(gradients, *inputs)
+        pull_back = torch.func.vjp(gradients, *inputs)[1]
         found = dict(zip(places, pull_back(tuple(grads[place - 1] for place in places[1:])), strict=True))
         return found[0], None, *(found.get(place) for place in range(1, 7)), None, None, None, None
 
