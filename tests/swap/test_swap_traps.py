@@ -18,6 +18,7 @@ from swap_hosts import (
     hf_text,
     hf_vision,
     images,
+    known_to,
     randomise,
     timm_dinov3,
     timm_eva,
@@ -206,6 +207,7 @@ def test_open_clips_own_masks_are_true_where_masked(kind: str) -> None:
 @pytest.mark.parametrize("fused", [True, False])
 @torch.no_grad()
 def test_timms_masks_causality_and_unfused_modules(build, fused: bool) -> None:
+    torch.manual_seed(0)
     model, x = randomise(build()), images()
     for module in model.modules():
         if hasattr(module, "fused_attn"):
@@ -225,10 +227,11 @@ def attention_of(kind: str) -> nn.Module:
     from timm.layers.attention import Attention, AttentionRope
     from timm.models.eva import EvaAttention
 
-    norm = {"norm_layer": nn.LayerNorm, "qk_norm": True, "scale_norm": True, "gated": True}
+    grouped = known_to(AttentionRope, num_kv_heads=2)
+    norm = {"norm_layer": nn.LayerNorm, "qk_norm": True, "scale_norm": True} | known_to(AttentionRope, gated=True)
     return {
         "attention": lambda: Attention(WIDTH, HEADS, qkv_bias=True, attn_head_dim=8, dim_out=24, **norm),
-        "rope grouped": lambda: AttentionRope(WIDTH, 4, qkv_fused=False, num_kv_heads=2, rotate_half=True, **norm),
+        "rope grouped": lambda: AttentionRope(WIDTH, 4, qkv_fused=False, rotate_half=True, **grouped, **norm),
         "rope prefix": lambda: AttentionRope(WIDTH, HEADS, num_prefix_tokens=3, **norm),
         "eva": lambda: EvaAttention(WIDTH, HEADS, num_prefix_tokens=3, **norm),
         "eva separate bias": lambda: EvaAttention(WIDTH, HEADS, qkv_bias_separate=True, **norm),
