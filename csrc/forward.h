@@ -43,10 +43,10 @@ class Forward {
   Forward(const Attention& a, HeadState* state) : a_(a), power_(a.alpha), eps_(a.alpha - 1), state_(*state) {}
 
   // out may be null: then only the survivors are wanted (the backward pass, for what was not saved).
-  int run(const Unit& unit, float* out, float* sigma, Sink* sink) {
+  int run(const Unit& unit, float* out, float* tau_out, Sink* sink) {
     unit_ = unit;
     out_ = out;
-    sigma_ = sigma;
+    tau_out_ = tau_out;
     sink_ = sink;
     if (!prepare()) return failure_;
     bool dense = !S::kScreen || !a_.screen || a_.mask_kind != kNoMask;
@@ -186,7 +186,7 @@ class Forward {
   void edge_row(int64_t block, int r, bool bad) {
     const int64_t row = block + r, at = unit_.head * a_.n + row;
     factors_[r] = bad ? NAN : 0.0f;  // times a sum of nothing
-    if (sigma_) sigma_[at] = bad ? NAN : 0.0f;
+    if (tau_out_) tau_out_[at] = bad ? NAN : 0.0f;
     if (sink_ && bad) sink_->full = true;
     if (sink_ && sink_->start) sink_->start[row - unit_.begin + 1] = sink_->used;
   }
@@ -198,7 +198,7 @@ class Forward {
     return S::top(top);
   }
 
-  // From n candidates in list r (the screen uses the first for every row) to p, its factor and sigma.
+  // From n candidates in list r (the screen uses the first for every row) to p, its factor and tau_out.
   void solve_row(int64_t row, int r, int n, float least, float top) {
     const int64_t at = unit_.head * a_.n + row, list = in_list_ * r * list_;
     float* values = values_ + list;
@@ -209,7 +209,7 @@ class Forward {
     kept_[r] = probabilities<S>(power_, values, indices_ + list, n, found.threshold, u);
     factors_[r] = 1 / found.sum;
     if (sink_) keep(row, indices_ + list, kept_[r], found.sum, u);
-    if (sigma_) sigma_[at] = found.threshold;
+    if (tau_out_) tau_out_[at] = found.threshold;
   }
 
   void mix_row(int64_t row, int r, const float* values, const int32_t* indices) {
@@ -241,7 +241,7 @@ class Forward {
   Unit unit_ = {};
   int failure_ = kDone;
   const float *k_ = nullptr, *v_ = nullptr, *q_from_ = nullptr, *panels_ = nullptr;
-  float *strip_ = nullptr, *values_ = nullptr, *out_ = nullptr, *sigma_ = nullptr;
+  float *strip_ = nullptr, *values_ = nullptr, *out_ = nullptr, *tau_out_ = nullptr;
   int32_t* indices_ = nullptr;
   int in_list_ = 0;             // 1: every row has its own list; 0: they take turns in the first
   int64_t list_ = 0;            // distance of two rows' lists, and of two rows of the strip
@@ -260,11 +260,11 @@ template <class S, class P>
 int forward_unit(const Attention& a, int64_t index, HeadState* state) {
   const Unit unit = unit_at(a, index);
   Forward<S, P> forward(a, state);
-  if (!a.saved) return forward.run(unit, a.out, a.sigma, nullptr);
+  if (!a.saved) return forward.run(unit, a.out, a.tau_out, nullptr);
   const SavedUnit saved = saved_unit(a, index);
   Sink sink{saved.start, saved.u, saved.index, 0, saved.capacity, false};
   sink.start[0] = 0;
-  const int status = forward.run(unit, a.out, a.sigma, &sink);
+  const int status = forward.run(unit, a.out, a.tau_out, &sink);
   if (sink.full) saved.start[0] = -1;
   return status;
 }

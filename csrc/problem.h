@@ -14,7 +14,7 @@ struct Attention {
   const void* mask;        // (B, H, N, M): uint8 (1 = may attend) or float (added)
   const float* scale_rows; // (B, H, N), or null: `scale` holds for every row
   float* out;              // (B, H, N, E), contiguous
-  float* sigma;            // (B, H, N), contiguous: tau
+  float* tau_out;            // (B, H, N), contiguous: tau
   void* saved;             // survivors for the backward pass (saved.h), or null
   int64_t q_stride[3];     // B, H, N
   int64_t k_stride[3];
@@ -42,7 +42,7 @@ struct AttentionGradients {
 struct Rows {
   const float* scores;     // (rows, n), rows `stride` apart
   float* p;                // (rows, n), contiguous
-  float* sigma;            // (rows)
+  float* tau_out;            // (rows)
   int64_t rows, n, stride;
   float alpha;
   int32_t threads;

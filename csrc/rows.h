@@ -53,7 +53,7 @@ int entmax_rows(const Rows& a, int64_t begin, int64_t end) {
     const float top = row_lanes<S>(x, a.n, lanes);
     if (!(top > kMinusInf)) {
       for (int64_t j = 0; j < a.n; ++j) p[j] = top == kMinusInf ? 0.0f : NAN;
-      a.sigma[row] = top == kMinusInf ? 0.0f : NAN;
+      a.tau_out[row] = top == kMinusInf ? 0.0f : NAN;
       continue;
     }
     const float tau = a.n > 4 * kLanes ? lanes_tau<S>(power, lanes, top, eps) : -1.0f;
@@ -71,7 +71,7 @@ int entmax_rows(const Rows& a, int64_t begin, int64_t end) {
     const int kept = probabilities<S>(power, values, indices, n, found.threshold, nullptr);
     std::memset(p, 0, a.n * sizeof(float));
     for (int i = 0; i < kept; ++i) p[indices[i]] = values[i] / found.sum;
-    a.sigma[row] = found.threshold;
+    a.tau_out[row] = found.threshold;
   }
   return 0;
 }

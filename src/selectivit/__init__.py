@@ -12,7 +12,7 @@ from selectivit.ops.entmax_loss import entmax_loss
 from selectivit.swap.calibrate import calibrate_swap
 from selectivit.swap.calibration import Calibration
 from selectivit.swap.maps import attention_maps
-from selectivit.swap.swap import Swap, swap_attention
+from selectivit.swap.swap import Swap, restore_attention, swap_attention
 
 __version__ = "0.1.0"
 
@@ -31,6 +31,7 @@ __all__ = [
     "list_models",
     "load_model",
     "preprocessing",
+    "restore_attention",
     "sparsemax",
     "swap_attention",
 ]

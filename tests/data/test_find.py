@@ -75,3 +75,17 @@ def test_a_folder_that_may_not_be_searched_is_reported(tmp_path, monkeypatch):
     found, problems = find_images([tmp_path])
     assert [entry.path.name for entry in found] == ["b.jpg"]
     assert problems == [f"{tmp_path / 'closed'} cannot be searched (Permission denied)"]
+
+
+def test_pipes_and_devices_are_named_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    found, problems = find_images([tmp_path / "pipe.jpg", "/dev/zero"])
+    assert found == [] and len(problems) == 2 and all("no ordinary file" in problem for problem in problems)
+    assert find_images([tmp_path])[0] == []
+
+
+def test_a_name_that_is_not_utf8_is_told_in_escapes(tmp_path):
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/nu\xff.jpg")
+    open(odd, "wb").close()
+    found, problems = find_images([tmp_path])
+    assert found == [] and "nu\\xff.jpg has a name that is not UTF-8" in problems[0]

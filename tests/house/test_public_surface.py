@@ -29,6 +29,7 @@ SURFACE = {
     "list_models",
     "load_model",
     "preprocessing",
+    "restore_attention",
     "sparsemax",
     "swap_attention",
 }

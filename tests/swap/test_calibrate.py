@@ -141,6 +141,8 @@ def test_bad_arguments(model, images):
         sv.calibrate_swap(model, images, alpha=1.0)
     with pytest.raises(ValueError, match=r"share of the keys in \(0, 1\]"):
         sv.calibrate_swap(model, images, max_support=25)
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        sv.calibrate_swap(model, images.clone().fill_(float("nan")))
     with pytest.raises(ValueError, match="at least one image"):
         sv.calibrate_swap(model, [])
     with pytest.raises(ValueError, match="the least is"):

@@ -79,7 +79,9 @@ def test_swap(name: str) -> None:
         expected = host.forward(model, x)
     with swap_attention(model, "entmax", alpha=1.5, layers=None):
         swapped = host.forward(model, x)
-    torch.testing.assert_close(swapped, expected, atol=2e-5, rtol=1e-4)
+    # Scores near 30 round by 2e-6 in float32, otherwise in the host's order of summation than in the compiled kernel's;
+    # three layers make up to 4e-5 of it. An adapter's fault shows in the first digits.
+    torch.testing.assert_close(swapped, expected, atol=1e-4, rtol=1e-4)
     assert (swapped - before).abs().max() > 1e-2
 
 

@@ -24,6 +24,7 @@ from selectivit.cli.options import (
 )
 from selectivit.cli.progress import working
 from selectivit.cli.writing import check_writable, write_atomic, write_json
+from selectivit.data.find import printable
 
 HELP = "show softmax and a swap side by side on one photo: a picture, and the numbers as JSON"
 
@@ -88,6 +89,8 @@ def run(options: Namespace) -> int:
     where, what, swap = take(RunOptions, options), take(CompareOptions, options), take(SwapOptions, options)
     patch = None if what.patch is None else parse_patch(what.patch)
     out, photo = Path(where.out), Path(options.photo)
+    if printable(photo) != str(photo):
+        raise ValueError(f"{printable(photo)} has a name that is not UTF-8, which results cannot bear; rename it")
     check_writable(out)
 
     import torch

@@ -39,8 +39,8 @@ def find_images(paths: Iterable[str | os.PathLike[str]]) -> tuple[list[FoundImag
         paths: files and folders.
 
     Returns:
-        The files found, not opened yet; and problems in words: a path that does not exist, a folder without pictures, a
-        folder that may not be read.
+        The files found, not opened yet; and problems in words: a path that does not exist or is no ordinary file, a
+        folder without pictures, a folder that may not be read.
 
     Example:
         >>> find_images(["no/such.jpg"])
@@ -54,17 +54,40 @@ def find_images(paths: Iterable[str | os.PathLike[str]]) -> tuple[list[FoundImag
             matches = [FoundImage(file, path) for file in sorted(_pictures_below(path, problems))]
             if not matches:
                 problems.append(f"{path} holds no pictures (files that end in {' '.join(sorted(SUFFIXES))})")
-        elif path.exists():
+        elif path.is_file():
             matches = [FoundImage(path, path.parent)]
+        elif path.exists():
+            matches = []  # a pipe or a device: reading it may never end
+            problems.append(f"{path} is no ordinary file")
         else:
             matches = []
             problems.append(f"{path} does not exist")
         for match in matches:
+            name = printable(match.path)
+            if name != str(match.path):
+                problems.append(f"{name} has a name that is not UTF-8, which results cannot bear; rename it")
+                continue
             real = os.path.realpath(match.path)
             if real not in seen:
                 seen.add(real)
                 found.append(match)
     return found, problems
+
+
+def printable(path: str | os.PathLike[str]) -> str:
+    r"""Spell a path so that it can be printed and written: bytes that are not UTF-8 as escapes.
+
+    Args:
+        path: any path that the system gives.
+
+    Returns:
+        The path, with escapes such as \xff where it is not UTF-8.
+
+    Example:
+        >>> printable("photo.jpg")
+        'photo.jpg'
+    """
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _pictures_below(folder: Path, problems: list[str]) -> Iterator[Path]:
@@ -81,5 +104,5 @@ def _pictures_below(folder: Path, problems: list[str]) -> Iterator[Path]:
         visited.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in files:
-            if not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES:
+            if not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES and Path(here, name).is_file():
                 yield Path(here, name)

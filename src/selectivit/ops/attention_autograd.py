@@ -60,13 +60,13 @@ def _run_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, T
     return attend(q, k, v, *rest)
 
 
-def _run_backward(grad: Tensor, sigma: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _run_backward(grad: Tensor, tau: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     plain = _at_hand(grad, q, k, v)
     backward: Callable[..., Any] = attention_backward if plain else torch.ops.selectivit.entmax_attention_backward
     if not torch.compiler.is_compiling() and torch.is_autocast_enabled(grad.device.type):
         with torch.autocast(grad.device.type, enabled=False):
-            return backward(grad, sigma, q, k, v, *rest)
-    return backward(grad, sigma, q, k, v, *rest)
+            return backward(grad, tau, q, k, v, *rest)
+    return backward(grad, tau, q, k, v, *rest)
 
 
 class _TiledAttention(torch.autograd.Function):
@@ -87,13 +87,13 @@ class _TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, sigma, saved = ctx.saved_tensors
+        *tensors, tau, saved = ctx.saved_tensors
         needs = ctx.needs_input_grad
         numbers = (ctx.alpha, ctx.scale, bool(needs[3]))
         if torch.compiler.is_compiling() or (_at_hand(grads[0], *tensors[:3]) and not torch.is_grad_enabled()):
-            found = _run_backward(grads[0], sigma, *tensors, *numbers, saved)
+            found = _run_backward(grads[0], tau, *tensors, *numbers, saved)
         else:
-            found = _TiledGradients.apply(grads[0], sigma, *tensors, *numbers, saved)
+            found = _TiledGradients.apply(grads[0], tau, *tensors, *numbers, saved)
         dmask = found[3].to(tensors[3].dtype) if needs[3] else None
         wanted = (*found[:3], dmask, *found[4:])
         return (*(g if need else None for g, need in zip(wanted, needs[:6], strict=True)), None, None, None)
@@ -120,8 +120,8 @@ class _TiledGradients(torch.autograd.Function):
     """The gradients as a function of what they depend on; their own derivatives hold the whole matrix."""
 
     @staticmethod
-    def forward(grad: Tensor, sigma: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        return _run_backward(grad, sigma, *rest)
+    def forward(grad: Tensor, tau: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        return _run_backward(grad, tau, *rest)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch._functorch import eager_transforms
 from torch.autograd.function import once_differentiable
 
 from . import derivatives
@@ -191,6 +192,10 @@ class _EntmaxFunctorch(_Entmax):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None]:
+        if eager_transforms.JVP_NESTING > 1:  # torch switches the outer level off in here, and would give wrong numbers
+            raise NotImplementedError(
+                "entmax has no forward-over-forward derivatives: use jacfwd(jacrev) or jacrev twice"
+            )
         dx, _, da = tangents
         scores, p, alpha_rows = ctx.saved_tensors
         alpha = ctx.alpha if alpha_rows is None else alpha_rows

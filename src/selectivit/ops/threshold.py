@@ -16,6 +16,7 @@ a long flat row needs to full relative precision; above 2 the norm is not convex
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -58,7 +59,7 @@ def _regime(eps: float) -> str:
     return "near softmax" if eps < NEAR_SOFTMAX else "steep" if eps > 1 else "power"
 
 
-def _rows_of_regimes(alpha: Tensor) -> list[tuple[str, Tensor | slice]]:
+def _rows_of_regimes(alpha: Tensor) -> Sequence[tuple[str, Tensor | slice]]:
     """Which rows each regime holds; one slice where all rows share one, as they nearly always do."""
     eps = alpha[:, 0] - 1
     near, steep = eps < NEAR_SOFTMAX, eps > 1

@@ -1,7 +1,7 @@
 """entmax attention tile by tile: forward and backward over slices of query rows, as torch operators.
 
 A tile holds the scores of some query rows over all heads. The backward pass computes them anew and needs no search,
-since the forward pass kept the threshold σ of every row.
+since the forward pass kept the threshold τ of every row.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def attention_forward(
     scale: float,
     save: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output (…, N, E), the threshold σ (…, N, 1) of every row, and with `save` what the compiled backward reads."""
+    """Output (…, N, E), the threshold τ (…, N, 1) of every row, and with `save` what the compiled backward reads."""
     saved = _room_for_survivors(q, k, v, alpha_rows, alpha, save)
     if cpu.supports(q, k, v, alpha_rows, alpha):
         found = cpu.attention(q, k, v, attn_mask, scale_rows, alpha, scale, saved if save else None)
@@ -81,15 +81,15 @@ def attention_forward(
             return *found, saved
     work = working_dtype(q)
     out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
-    sigma = torch.empty(*q.shape[:-1], 1, dtype=work, device=q.device)
+    tau = torch.empty(*q.shape[:-1], 1, dtype=work, device=q.device)
     k, v = without_hidden_keys(k.to(work), v.to(work), attn_mask)
     mask = unexpanded(attn_mask)
     for rows in query_tiles(q, k.shape[-2]):
         s = scale if scale_rows is None else scale_rows[..., rows, :]
         scores = masked_scores(q[..., rows, :].to(work), k, rows_of(mask, rows), s)
-        p, sigma[..., rows, :] = torch.ops.selectivit.entmax(scores, alpha, rows_of(alpha_rows, rows))
+        p, tau[..., rows, :] = torch.ops.selectivit.entmax(scores, alpha, rows_of(alpha_rows, rows))
         out[..., rows, :] = p @ v
-    return out, sigma, saved
+    return out, tau, saved
 
 
 forward_op = torch.library.custom_op("selectivit::entmax_attention", attention_forward, mutates_args=())
@@ -99,8 +99,8 @@ forward_op = torch.library.custom_op("selectivit::entmax_attention", attention_f
 def _(
     q: Tensor, k: Tensor, v: Tensor, mask: Any, a: Any, s: Any, alpha: float, scale: float, save: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    out, sigma = q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty((*q.shape[:-1], 1), dtype=working_dtype(q))
-    return out, sigma, _room_for_survivors(q, k, v, a, alpha, save)
+    out, tau = q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty((*q.shape[:-1], 1), dtype=working_dtype(q))
+    return out, tau, _room_for_survivors(q, k, v, a, alpha, save)
 
 
 def _room_for_survivors(q: Tensor, k: Tensor, v: Tensor, alpha_rows: Any, alpha: float, save: bool) -> Tensor:
@@ -111,7 +111,7 @@ def _room_for_survivors(q: Tensor, k: Tensor, v: Tensor, alpha_rows: Any, alpha:
 
 def attention_backward(
     grad: Tensor,
-    sigma: Tensor,
+    tau: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -141,7 +141,7 @@ def attention_backward(
         wide_q, wide_grad = q[..., rows, :].to(work), grad[..., rows, :].to(work)
         scores = masked_scores(wide_q, wide_k, rows_of(mask, rows), s)
         shape, m = scores.shape, scores.shape[-1]
-        p = rows_from_threshold(scores.view(-1, m), sigma[..., rows, :].reshape(-1, 1), a)
+        p = rows_from_threshold(scores.view(-1, m), tau[..., rows, :].reshape(-1, 1), a)
         dp = (wide_grad @ wide_v.mT).view(-1, m)
         dscores = derivatives.jacobian_product(p, a, dp).view(shape)
         dv += p.view(shape).mT @ wide_grad
@@ -163,7 +163,7 @@ backward_op = torch.library.custom_op("selectivit::entmax_attention_backward", a
 @backward_op.register_fake
 def _(
     grad: Any,
-    sigma: Any,
+    tau: Any,
     q: Any,
     k: Any,
     v: Any,

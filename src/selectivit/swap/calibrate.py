@@ -108,6 +108,8 @@ def _one_by_one(model: nn.Module, images: Tensor | Sequence[Tensor]) -> list[Ten
     if find_tower(model) is not None:  # other models take tokens, where three dims are a batch already
         batches = [batch[None] if batch.ndim == 3 else batch for batch in batches]
     singles = [batch[i : i + 1] for batch in batches for i in range(len(batch))]
+    if any(batch.is_floating_point() and not bool(batch.isfinite().all()) for batch in singles):
+        raise ValueError("calibrate_swap got images with NaN or infinite values; check how they were normalised")
     if not singles:
         raise ValueError("calibrate_swap needs at least one image, got none")
     return singles

@@ -95,7 +95,7 @@ def compare_figure(
     text.set_in_layout(False)  # it may reach under the second column
     draw_curves(lower, {v.title: v.statistics for v in variants})
     if title:
-        upper.suptitle(title, fontsize=13)
+        upper.suptitle(_shorten(title), fontsize=13, parse_math=False)  # a file's name may hold $
     return figure
 
 
@@ -166,3 +166,8 @@ def _mark(axes: Axes, photo: Tensor, grid: Grid, patch: Grid) -> None:
     corner = (patch[1] * wide, patch[0] * high)
     for colour, line in (("white", 3.5), (MARK, 1.8)):
         axes.add_patch(Rectangle(corner, wide, high, fill=False, edgecolor=colour, linewidth=line))
+
+
+def _shorten(text: str, length: int = 110) -> str:
+    """Keep both ends of a text that is wider than the picture."""
+    return text if len(text) <= length else f"{text[: length // 2]} … {text[-length // 2 :]}"

@@ -153,17 +153,17 @@ def attention(
         saved: uint8 of `saved_bytes`, filled with the survivors; None where no backward pass follows.
 
     Returns:
-        The output (…, N, E) and σ (…, N, 1); None where q or k hold NaN or infinity: the other path has the policy.
+        The output (…, N, E) and τ (…, N, 1); None where q or k hold NaN or infinity: the other path has the policy.
     """
     call = _Call(q, k, v, attn_mask, scale_rows, alpha, scale, saved)
     out = torch.empty(*call.lead, call.n, call.e, dtype=torch.float32)
-    sigma = torch.empty(*call.lead, call.n, 1, dtype=torch.float32)
-    call.problem.out, call.problem.sigma = out.data_ptr(), sigma.data_ptr()
+    tau_out = torch.empty(*call.lead, call.n, 1, dtype=torch.float32)
+    call.problem.out, call.problem.tau_out = out.data_ptr(), tau_out.data_ptr()
     library, which = call.library, call.which
     code = library.selectivit_forward(ctypes.byref(call.problem), which)
     if not _done(code):
         return None
-    return out[..., : v.shape[-1]].to(q.dtype).contiguous(), sigma
+    return out[..., : v.shape[-1]].to(q.dtype).contiguous(), tau_out
 
 
 def attention_gradients(
@@ -210,16 +210,16 @@ def entmax_rows(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
         alpha: in [1.05, 2].
 
     Returns:
-        p (R, N) and σ (R, 1).
+        p (R, N) and τ (R, 1).
     """
     library, which, _ = _resolved()
     if scores.stride(-1) != 1:
         scores = scores.contiguous()
-    p, sigma = torch.empty(scores.shape), torch.empty(scores.shape[0], 1)
+    p, tau_out = torch.empty(scores.shape), torch.empty(scores.shape[0], 1)
     rows, n = scores.shape
-    call = Rows(scores.data_ptr(), p.data_ptr(), sigma.data_ptr(), rows, n, scores.stride(0), alpha, _threads())
+    call = Rows(scores.data_ptr(), p.data_ptr(), tau_out.data_ptr(), rows, n, scores.stride(0), alpha, _threads())
     _done(library.selectivit_entmax_rows(ctypes.byref(call), which))
-    return p, sigma
+    return p, tau_out
 
 
 class _Call:

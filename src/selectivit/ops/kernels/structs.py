@@ -14,7 +14,7 @@ class Attention(ctypes.Structure):
     """One attention: inputs, outputs, strides in elements."""
 
     _fields_: ClassVar = [
-        *((name, _pointer) for name in ("q", "k", "v", "mask", "scale_rows", "out", "sigma", "saved")),
+        *((name, _pointer) for name in ("q", "k", "v", "mask", "scale_rows", "out", "tau_out", "saved")),
         *((f"{name}_stride", _long * 3) for name in "qkv"),
         ("mask_stride", _long * 4),
         ("scale_stride", _long * 3),
@@ -41,7 +41,7 @@ class Rows(ctypes.Structure):
     """Rows of scores."""
 
     _fields_: ClassVar = [
-        *((name, _pointer) for name in ("scores", "p", "sigma")),
+        *((name, _pointer) for name in ("scores", "p", "tau_out")),
         *((name, _long) for name in ("rows", "n", "stride")),
         ("alpha", _float),
         ("threads", _int),
