@@ -269,11 +269,6 @@ def test_hessian_by_forward_over_reverse():
     torch.testing.assert_close(torch.func.hessian(energy)(x), torch.autograd.functional.hessian(energy, x))
 
 
-def test_forward_over_forward_is_refused_not_wrong():
-    with pytest.raises(NotImplementedError, match="jacfwd"):
-        torch.func.jacfwd(torch.func.jacfwd(lambda t: sv.entmax15(t).pow(3).sum()))(torch.randn(4))
-
-
 def test_vmap_over_any_dim_and_over_alpha():
     x = torch.randn(3, 5, 4)
     torch.testing.assert_close(
