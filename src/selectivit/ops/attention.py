@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .attention_autograd import attend_in_tiles
-from .entmax import check_alpha, working_dtype
+from .entmax import check_alpha
+from .entmax_autograd import working_dtype
 
 
 def entmax_attention(

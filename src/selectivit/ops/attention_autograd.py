@@ -11,7 +11,8 @@ from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 
 from . import derivatives
-from .entmax import _PullbackFunctorch, entmax, working_dtype
+from .entmax import entmax
+from .entmax_autograd import _PullbackFunctorch, working_dtype
 from .kernels import cpu
 from .tiles import (
     attention_backward,

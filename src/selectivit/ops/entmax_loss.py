@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from .entmax import check_alpha, entmax, working_dtype
+from .entmax import check_alpha, entmax
+from .entmax_autograd import working_dtype
 
 REDUCTIONS = ("mean", "sum", "none")
 

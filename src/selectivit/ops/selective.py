@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .attention import as_autocast_would, check_attention_inputs, entmax_attention, without_autocast
-from .entmax import check_alpha, working_dtype
+from .entmax import check_alpha
+from .entmax_autograd import working_dtype
 from .normalizers import NORMALIZERS, hashed_noise
 from .scores import score_pairs
 from .tiles import masked_scores, query_tiles, rows_of, unexpanded

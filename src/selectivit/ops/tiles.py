@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import derivatives
-from .entmax import working_dtype
+from .entmax_autograd import working_dtype
 from .kernels import cpu
 from .threshold import rows_from_threshold
 
