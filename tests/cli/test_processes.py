@@ -14,6 +14,13 @@ from safetensors.torch import load_file
 from conftest import write_photo
 
 COMMAND = (sys.executable, "-m", "selectivit.cli.main")
+# A shell's background jobs, and so tests run in one, start with Ctrl-C ignored; a terminal's do not.
+FROM_A_TERMINAL = (
+    sys.executable,
+    "-c",
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from selectivit.cli.main import main; sys.exit(main(sys.argv[1:]))",
+)
 
 
 @pytest.fixture
@@ -32,8 +39,9 @@ def wait_for(condition, seconds=60):
 
 def test_ctrl_c_keeps_what_is_finished_and_a_second_run_goes_on(many, tiny_model, tmp_path, environment):
     out = tmp_path / "out"
-    arguments = [*COMMAND, "features", many, "--model", tiny_model, "--out", out, "--size", "320", "--batch-size", "1"]
-    process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    options = ["features", many, "--model", tiny_model, "--out", out, "--size", "320", "--batch-size", "1"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([*FROM_A_TERMINAL, *options], env=environment, **pipes)
     wait_for(lambda: len(list(out.glob("*.safetensors"))) >= 3 or process.poll() is not None)
     process.send_signal(signal.SIGINT)
     text, err = process.communicate(timeout=60)
@@ -46,7 +54,7 @@ def test_ctrl_c_keeps_what_is_finished_and_a_second_run_goes_on(many, tiny_model
     assert not [p for p in out.iterdir() if p.name.startswith(".")]
     for file in sorted(many.iterdir())[len(finished) + 1 :]:
         file.unlink()
-    done = subprocess.run(arguments, env=environment, capture_output=True, text=True)
+    done = subprocess.run([*COMMAND, *options], env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and f"{len(finished) + 1} done ({len(finished)} kept)" in done.stdout
 
 
