@@ -23,7 +23,7 @@ from selectivit.cli.options import (
     take,
 )
 from selectivit.cli.progress import working
-from selectivit.cli.writing import check_writable, write_atomic, write_json
+from selectivit.data.writing import check_writable, write_atomic, write_json
 from selectivit.data.find import printable
 
 HELP = "show softmax and a swap side by side on one photo: a picture, and the numbers as JSON"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from selectivit.cli.feature_files import Photo, file_digest, kept_record, save_photo
 from selectivit.cli.memory import ADVICE, out_of_memory, within_memory
 from selectivit.cli.reading import ReadyPhoto, ready_photo
-from selectivit.cli.writing import WriteError
+from selectivit.data.writing import WriteError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

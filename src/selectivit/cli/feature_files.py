@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from selectivit.cli.reading import ReadyPhoto
-from selectivit.cli.writing import write_atomic
+from selectivit.data.writing import write_atomic
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,29 +60,6 @@ def file_digest(path: Path) -> str:
     """
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def tensors_digest(tensors: Mapping[str, Any]) -> str:
-    """Identify weights by their values, since a name or a folder may come to hold other ones.
-
-    Args:
-        tensors: such as a state dict; what is no tensor in it is passed over.
-
-    Returns:
-        A SHA-256 in hexadecimal digits.
-
-    Example:
-        >>> tensors_digest({})[:8]
-        'e3b0c442'
-    """
-    import torch
-
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        if isinstance(tensor, torch.Tensor):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def kept_record(photo: Photo, out: Path, settings: dict[str, Any], digest: str) -> dict[str, Any] | None:

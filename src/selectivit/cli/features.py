@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ArgumentParser, Namespace
 
 from selectivit.cli.extraction import Extraction, Outcome
-from selectivit.cli.feature_files import Photo, tensors_digest
+from selectivit.cli.feature_files import Photo
 from selectivit.cli.naming import name_outputs
 from selectivit.cli.options import RunOptions, SwapOptions, add_options, option, pick_device, take
 from selectivit.cli.progress import progress
 from selectivit.cli.ranks import Ranks, torchrun_ranks
 from selectivit.cli.swapping import load_calibration, swapped, swaps
-from selectivit.cli.writing import WriteError, check_writable, write_json
+from selectivit.data.digest import tensors_digest
+from selectivit.data.writing import WriteError, check_writable, write_json
 
 if TYPE_CHECKING:
     from torch import nn

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from selectivit.data.find import FoundImage, find_images
 
-__all__ = ["MAX_PIXELS", "FoundImage", "ImageError", "LoadedImage", "find_images", "read_image"]
+__all__ = ["MAX_PIXELS", "FoundImage", "ImageError", "LoadedImage", "decode_image", "find_images", "read_image"]
 
 MAX_PIXELS = 178_956_970
 """More pixels than this are refused: PIL's own limit, 0.5 GB of RGB. 10000 x 10000 is well below."""
@@ -65,26 +67,60 @@ def read_image(path: str | os.PathLike[str], *, shorter_side: int | None = None)
     """
     path = Path(path)
     _check_file(path)
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise ImageError(f"{path} cannot be read ({error.strerror}): allow reading it") from error
+    with file:
+        return _read(file, str(path), shorter_side)
+
+
+def decode_image(content: bytes, name: str, *, shorter_side: int | None = None) -> LoadedImage:
+    """Read a picture that lies in memory, as `read_image` reads one from a file.
+
+    Args:
+        content: the bytes of a picture's file.
+        name: for errors.
+        shorter_side: as for `read_image`.
+
+    Returns:
+        The picture and notes.
+
+    Raises:
+        ImageError: no bytes, not a picture, damaged or cut short, or too many pixels.
+
+    Example:
+        >>> buffer = io.BytesIO()
+        >>> Image.new("L", (4, 3), 128).save(buffer, format="PNG")
+        >>> decode_image(buffer.getvalue(), "grey").image.size
+        (4, 3)
+    """
+    if not content:
+        raise ImageError(f"{name} is empty (0 bytes): get a whole copy of it")
+    return _read(io.BytesIO(content), name, shorter_side)
+
+
+def _read(file: IO[bytes], name: str, shorter_side: int | None) -> LoadedImage:
     notes: list[str] = []
     # PIL tells small faults by warnings: they become notes, and never errors where warnings are errors.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            image = _decode(path, shorter_side, notes)
+            image = _decode(file, name, shorter_side, notes)
         except ImageError:
             raise
         except Image.DecompressionBombError:
             limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-            raise ImageError(f"{path} has more than {limit} pixels, the limit of PIL: scale it down first") from None
+            raise ImageError(f"{name} has more than {limit} pixels, the limit of PIL: scale it down first") from None
         except MemoryError:
-            raise ImageError(f"{path} does not fit into memory: scale it down first") from None
+            raise ImageError(f"{name} does not fit into memory: scale it down first") from None
         except Image.UnidentifiedImageError:
             raise ImageError(
-                f"{path} is not a picture that can be read: expected JPEG, PNG, WebP, GIF or TIFF"
+                f"{name} is not a picture that can be read: expected JPEG, PNG, WebP, GIF or TIFF"
             ) from None
         except Exception as error:  # decoders raise all kinds of errors on damaged files
             reason = str(error) or type(error).__name__
-            raise ImageError(f"{path} is damaged or cut short ({reason}): get a whole copy of the file") from error
+            raise ImageError(f"{name} is damaged or cut short ({reason}): get a whole copy of the file") from error
     told = (str(each.message) for each in caught if not issubclass(each.category, Image.DecompressionBombWarning))
     return LoadedImage(image, (*notes, *dict.fromkeys(told)))
 
@@ -104,28 +140,23 @@ def _check_file(path: Path) -> None:
         raise ImageError(f"{path} is empty (0 bytes): get a whole copy of the file")
 
 
-def _decode(path: Path, shorter_side: int | None, notes: list[str]) -> Image.Image:
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise ImageError(f"{path} cannot be read ({error.strerror}): allow reading it") from error
-    with file:
-        Image.init()
-        image = Image.open(file, formats=[name for name in _FORMATS if name in Image.OPEN])
-        if image.width * image.height > MAX_PIXELS:
-            raise ImageError(
-                f"{path} has {image.width} x {image.height} pixels, more than the limit of {MAX_PIXELS}, "
-                "and might be a decompression bomb: scale it down first"
-            )
-        frames = getattr(image, "n_frames", 1)
-        if frames > 1:
-            image.seek(0)
-            notes.append(f"{frames} frames or pages: the first is used")
-        if shorter_side:
-            image.draft(None, (2 * shorter_side, 2 * shorter_side))
-        image.load()  # all of it, so that the file may be closed
-        _turn(image, notes)
-        return _to_rgb(image, notes)
+def _decode(file: IO[bytes], name: str, shorter_side: int | None, notes: list[str]) -> Image.Image:
+    Image.init()
+    image = Image.open(file, formats=[known for known in _FORMATS if known in Image.OPEN])
+    if image.width * image.height > MAX_PIXELS:
+        raise ImageError(
+            f"{name} has {image.width} x {image.height} pixels, more than the limit of {MAX_PIXELS}, "
+            "and might be a decompression bomb: scale it down first"
+        )
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1:
+        image.seek(0)
+        notes.append(f"{frames} frames or pages: the first is used")
+    if shorter_side:
+        image.draft(None, (2 * shorter_side, 2 * shorter_side))
+    image.load()  # all of it, so that the file may be closed
+    _turn(image, notes)
+    return _to_rgb(image, notes)
 
 
 def _turn(image: Image.Image, notes: list[str]) -> None:

@@ -1,0 +1,49 @@
+"""Weights and lists of names, known again by their content."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def tensors_digest(tensors: Mapping[str, Any]) -> str:
+    """Identify weights by their values, since a name or a folder may come to hold other ones.
+
+    Args:
+        tensors: such as a state dict; what is no tensor in it is passed over.
+
+    Returns:
+        A SHA-256 in hexadecimal digits.
+
+    Example:
+        >>> tensors_digest({})[:8]
+        'e3b0c442'
+    """
+    import torch
+
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        if isinstance(tensor, torch.Tensor):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def names_digest(names: Iterable[str]) -> str:
+    """Identify a list of names in its order.
+
+    Args:
+        names: such as those of photos.
+
+    Returns:
+        A SHA-256 in hexadecimal digits.
+
+    Example:
+        >>> names_digest(["ab", "c"]) == names_digest(["a", "bc"])
+        False
+    """
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
+    return digest.hexdigest()

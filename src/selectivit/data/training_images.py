@@ -1,0 +1,182 @@
+"""Crops for training: photo and augmentation are a function of the run's seed and the sample's number alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision.transforms import v2
+
+from selectivit.data.images import ImageError
+from selectivit.data.photos import PhotoSource
+from selectivit.data.seeding import derived_seed, seeded
+
+LONGEST = 4
+SHORT_SIDE = 1.125
+"""The photo's shorter side over the crop's: 288 px for a crop of 256."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Which crop is wanted.
+
+    Args:
+        number: counted through the whole run and over all processes.
+        size: side of the crop in pixels.
+    """
+
+    number: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Crops of one size.
+
+    Args:
+        images: (B, 3, size, size) uint8.
+        first: the number of the first sample.
+        skipped: what could not be read on the way, and why.
+    """
+
+    images: Tensor
+    first: int
+    skipped: tuple[tuple[str, str], ...]
+
+    def pin_memory(self) -> Batch:
+        """The same in memory that a card can fetch from."""
+        return Batch(self.images.pin_memory(), self.first, self.skipped)
+
+
+class TrainingImages(Dataset[tuple[int, Tensor, tuple[tuple[str, str], ...]]]):
+    """Random crops of photos, every photo once an epoch, in an order of its own each epoch.
+
+    Args:
+        photos: where they come from.
+        seed: the run's.
+        augment: flip, and TrivialAugmentWide's colours, turns and shears.
+
+    Raises:
+        ValueError: no photos.
+    """
+
+    def __init__(self, photos: PhotoSource, seed: int, augment: bool = True):
+        if not len(photos):
+            raise ValueError("no photo to train on: expected at least one")
+        self.photos, self.seed, self.augment = photos, seed, augment
+        self._unreadable: dict[int, str] = {}  # of this process: decoded in vain once, not again
+
+    def __getitem__(self, sample: Sample) -> tuple[int, Tensor, tuple[tuple[str, str], ...]]:
+        """One crop.
+
+        Args:
+            sample: which.
+
+        Returns:
+            Its number, the crop (3, size, size) uint8, and what could not be read on the way. In the place of a photo
+            that cannot be read stands the next one of the epoch.
+
+        Raises:
+            ImageError: no photo at all can be read.
+        """
+        count = len(self.photos)
+        epoch, place = divmod(sample.number, count)
+        order = epoch_order(count, self.seed, epoch)
+        skipped: list[tuple[str, str]] = []
+        for step in range(count):
+            index = int(order[(place + step) % count])
+            if index not in self._unreadable:
+                try:
+                    image = self.photos.read(index, round(sample.size * SHORT_SIDE))
+                except ImageError as error:
+                    self._unreadable[index] = str(error)
+                else:
+                    with seeded(derived_seed(self.seed, "augmentation", sample.number)):
+                        return sample.number, crop_transform(sample.size, self.augment)(image), tuple(skipped)
+            skipped.append((self.photos.name(index), self._unreadable[index]))
+        raise ImageError(f"none of the {count} photos can be read; the last: {skipped[-1][1]}")
+
+
+@lru_cache(maxsize=2)
+def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of the photos in one epoch.
+
+    Args:
+        count: of photos.
+        seed: the run's.
+        epoch: counted from 0.
+
+    Returns:
+        A permutation of 0 … count − 1.
+
+    Example:
+        >>> sorted(epoch_order(3, 0, 1).tolist())
+        [0, 1, 2]
+    """
+    return np.random.default_rng(derived_seed(seed, "order", epoch)).permutation(count)
+
+
+@lru_cache(maxsize=16)
+def crop_transform(size: int, augment: bool) -> v2.Compose:
+    """Resize, crop, and if wanted flip and TrivialAugmentWide; draws from torch's generator.
+
+    Args:
+        size: side of the crop, pixels.
+        augment: as for `TrainingImages`.
+
+    Returns:
+        From an RGB picture to (3, size, size) uint8.
+
+    Example:
+        >>> crop_transform(28, True)(Image.new("RGB", (60, 40))).shape
+        torch.Size([3, 28, 28])
+
+    Source: TrivialAugment, arXiv 2103.10158.
+    """
+    bicubic = v2.InterpolationMode.BICUBIC
+    extra: list[torch.nn.Module] = [v2.RandomHorizontalFlip(), v2.TrivialAugmentWide()] if augment else []
+    shorter = round(size * SHORT_SIDE)
+    resize = v2.Resize(shorter, interpolation=bicubic)
+    return v2.Compose([v2.Lambda(less_elongated), resize, v2.RandomCrop(size), *extra, v2.PILToTensor()])
+
+
+def less_elongated(image: Image.Image) -> Image.Image:
+    """Cut a random part out of a picture that is far longer than wide: resized whole it would not fit into memory.
+
+    Args:
+        image: any.
+
+    Returns:
+        At most `LONGEST` times as long as wide.
+
+    Example:
+        >>> less_elongated(Image.new("RGB", (3, 900))).size
+        (3, 12)
+    """
+    shorter, longer = sorted(image.size)
+    kept = max(shorter, round(shorter * LONGEST))
+    if longer <= kept:
+        return image
+    start = int(torch.randint(longer - kept + 1, ()))
+    wide = image.width == longer
+    return image.crop((start, 0, start + kept, image.height) if wide else (0, start, image.width, start + kept))
+
+
+def collate(samples: Sequence[tuple[int, Tensor, tuple[tuple[str, str], ...]]]) -> Batch:
+    """Put crops into a batch.
+
+    Args:
+        samples: as `TrainingImages` gives them, of one size.
+
+    Returns:
+        The batch.
+    """
+    images = torch.stack([image for _, image, _ in samples])
+    skipped = dict(pair for _, _, pairs in samples for pair in pairs)
+    return Batch(images, samples[0][0], tuple(skipped.items()))

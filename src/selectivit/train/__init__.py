@@ -1,0 +1,1 @@
+"""Training loops on Lightning; imported when used."""
