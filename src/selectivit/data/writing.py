@@ -7,8 +7,9 @@ import errno
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 ADVICE = {
     errno.ENOSPC: "free some space, or choose another --out",
@@ -23,6 +24,59 @@ ADVICE = {
 
 class WriteError(OSError):
     """A result could not be written; nothing partial is left of it."""
+
+
+@contextlib.contextmanager
+def open_atomic(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file to write that others see whole or not at all, whatever happens on the way.
+
+    Args:
+        path: the file; its folders are made.
+
+    Returns:
+        A context manager that yields the file; leaving it without an error puts it in its place.
+
+    Raises:
+        WriteError: no space, no permission, a file where a folder should be.
+
+    Example:
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp()) / "a.bin"
+        >>> with open_atomic(target) as file:
+        ...     there = (file.write(b"abc"), target.exists())
+        >>> there, target.read_bytes()
+        ((3, False), b'abc')
+    """
+    # In the same folder, since a rename is atomic within a file system only; with the process's number, since ranks
+    # may share the folder.
+    part = path.with_name(f".{path.name[:100]}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(part, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # a full disk may show only here
+        os.replace(part, path)
+    except OSError as error:
+        raise write_error(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
+def write_error(path: Path, error: OSError) -> WriteError:
+    """Say what could not be written, why, and what to do.
+
+    Args:
+        path: of the file or folder.
+        error: the system's.
+
+    Returns:
+        The error, to be raised.
+    """
+    reason = error.strerror or str(error)
+    advice = ADVICE.get(error.errno or 0, "choose another --out")
+    return WriteError(f"cannot write {path}: {reason}; {advice}")
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -42,23 +96,8 @@ def write_atomic(path: Path, data: bytes) -> None:
         >>> target.read_bytes()
         b'abc'
     """
-    # In the same folder, since a rename is atomic within a file system only; with the process's number, since ranks
-    # may share the folder.
-    part = path.with_name(f".{path.name[:100]}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())  # a full disk may show only here
-        os.replace(part, path)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        advice = ADVICE.get(error.errno or 0, "choose another --out")
-        raise WriteError(f"cannot write {path}: {reason}; {advice}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
+    with open_atomic(path) as file:
+        file.write(data)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

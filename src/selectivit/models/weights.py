@@ -18,6 +18,7 @@ from torch import nn
 from selectivit.models.cache import WeightsError
 from selectivit.models.hub import use_hub
 from selectivit.models.names import ENTRIES, ModelEntry, parse_name, unknown_name
+from selectivit.models.saving import DINOV2_KEY
 
 logger = logging.getLogger("selectivit")
 
@@ -204,7 +205,12 @@ def _from_folder(folder: Path) -> nn.Module:
     keys = json.loads(config.read_text(encoding="utf-8"))
     if "architecture" in keys:
         _library("timm", str(folder))
-        return _from_timm(f"local-dir:{folder}")
+        model = _from_timm(f"local-dir:{folder}")
+        if keys.get(DINOV2_KEY) == "dinov2":
+            from selectivit.models.dinov2 import as_dinov2
+
+            return as_dinov2(model)
+        return model
     if "model_type" in keys:
         _library("transformers", str(folder))
         return _from_transformers(str(folder))

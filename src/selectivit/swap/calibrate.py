@@ -102,6 +102,54 @@ def calibrate_swap(
     return Calibration(**parts, alpha=float(alpha), scores=scores, fitted_on=fitted_on, fitted_for=fitted_for)
 
 
+def measure_swap(
+    model: nn.Module, images: Tensor | Sequence[Tensor], factors: Mapping[str, Tensor], alpha: float, scores: str
+) -> Calibration:
+    """Put factors that were found otherwise, by training for one, into a calibration for the model as it is now.
+
+    Args:
+        model: swapped, with these factors in force.
+        images: as for `calibrate_swap`; support and error are measured on them.
+        factors: by attention module's name, (heads,).
+        alpha: entmax's α.
+        scores: the score source.
+
+    Returns:
+        The calibration: support and distance to softmax's outputs are those of the swapped model's own activations.
+
+    Raises:
+        ValueError: no images, or a name that is no attention module of the model.
+
+    Example:
+        >>> from selectivit.swap.swap import swap_attention
+        >>> model, factors = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval(), torch.tensor([0.5, 0.7])
+        >>> with swap_attention(model, scale=factors):
+        ...     found = measure_swap(model, torch.randn(1, 30, 16), {"self_attn": factors}, 1.5, "qk")
+        >>> found.factors["self_attn"]
+        tensor([0.5000, 0.7000])
+    """
+    singles, (found, _) = _one_by_one(model, images), find_sites(model)
+    sites = [site for site in found if site.name in factors]
+    if len(sites) != len(factors):
+        known = ", ".join(site.name for site in found)
+        raise ValueError(f"expected factors of attention modules of the model ({known}), got {', '.join(factors)}")
+    rule = AttentionRule("entmax", alpha=alpha, scores=scores)
+    curves = {site.name: _Curve(site, [factors[site.name]]) for site in sites}
+    for image in singles:
+        for name, call in _calls(model, image, sites, swapped=True).items():
+            curves[name].add(call, rule)
+    measured = {name: [part[:, 0].float() for part in curve.relative()] for name, curve in curves.items()}
+    return Calibration(
+        factors={name: factor.detach().float().cpu().clone() for name, factor in factors.items()},
+        support={name: support for name, (_, support) in measured.items()},
+        error={name: error for name, (error, _) in measured.items()},
+        alpha=float(alpha),
+        scores=scores,
+        fitted_on={"model": type(unwrap(model)).__name__, "images": len(singles)},
+        fitted_for=fingerprint(model, found),
+    )
+
+
 def _one_by_one(model: nn.Module, images: Tensor | Sequence[Tensor]) -> list[Tensor]:
     """Batches of one, so that images of any sizes share a fit and memory holds one image's queries, keys and values."""
     batches = [images] if isinstance(images, Tensor) else list(images)
@@ -116,8 +164,8 @@ def _one_by_one(model: nn.Module, images: Tensor | Sequence[Tensor]) -> list[Ten
 
 
 @torch.no_grad()
-def _calls(model: nn.Module, image: Tensor, sites: Sequence[Site]) -> dict[str, Call]:
-    """What every site sees when the untouched model looks at one image."""
+def _calls(model: nn.Module, image: Tensor, sites: Sequence[Site], swapped: bool = False) -> dict[str, Call]:
+    """What every site sees when the model, untouched unless `swapped`, looks at one image."""
     with recording(sites) as calls, eager():
         run_forward(unwrap(model), image, sites[-1])
     found = {}
@@ -125,7 +173,7 @@ def _calls(model: nn.Module, image: Tensor, sites: Sequence[Site]) -> dict[str, 
         if len(calls[site.name]) != 1:
             raise ValueError(f"expected {site.name!r} to attend once a forward, it did {len(calls[site.name])} times")
         call = calls[site.name][0]
-        if call.rule.normalizer != "softmax" or call.rule.scale is not None:
+        if not swapped and (call.rule.normalizer != "softmax" or call.rule.scale is not None):
             raise ValueError(
                 f"{site.name!r} is swapped already: restore the swap (restore_attention(model) takes away all), and "
                 "calibrate against softmax"
@@ -137,8 +185,9 @@ def _calls(model: nn.Module, image: Tensor, sites: Sequence[Site]) -> dict[str, 
 class _Curve:
     """One layer's error and support over the grid of factors, summed over images: (heads, factors)."""
 
-    def __init__(self, site: Site):
-        self.squared_error = torch.zeros(site.num_heads, len(FACTORS), dtype=torch.float64)
+    def __init__(self, site: Site, factors: Sequence[float | Tensor] = FACTORS):
+        self.factors = factors
+        self.squared_error = torch.zeros(site.num_heads, len(factors), dtype=torch.float64)
         self.support = torch.zeros_like(self.squared_error)
         self.variance = torch.zeros(site.num_heads, dtype=torch.float64)
         self.images = 0
@@ -153,7 +202,7 @@ class _Curve:
         softmax = replace(SOFTMAX, scores=rule.scores)
         wanted = attention_weights(call.q, call.k, call.v, softmax, **see) @ value  # (1, H, rows, D)
         self.variance += self._squared(wanted - wanted.mean(-2, keepdim=True))
-        for i, factor in enumerate(FACTORS):
+        for i, factor in enumerate(self.factors):
             weights = attention_weights(call.q, call.k, call.v, replace(rule, scale=factor), **see)
             self.squared_error[:, i] += self._squared(weights @ value - wanted)
             self.support[:, i] += weights.count_nonzero((0, 2, 3)).double().cpu() / weights[:, 0].numel()

@@ -85,6 +85,12 @@ class Schedule:
         """All image sizes that may be drawn."""
         return tuple(sorted({size for stage in self.stages for mix in stage.mixes for size in mix.sizes}))
 
+    @property
+    def last_size(self) -> int:
+        """The image size that is most frequent at the end; of several the smallest."""
+        sizes = self.stages[-1].mixes[-1].sizes
+        return min(sizes, key=lambda size: (-sizes[size], size))
+
     def rate(self, step: int) -> float:
         """The learning rate at a step, from 0."""
         stage, place = self._stage(step)

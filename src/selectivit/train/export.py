@@ -1,0 +1,135 @@
+"""A distilled student as a folder: weights, configuration, factors of its swap, model card."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from selectivit.data.writing import write_atomic, write_error
+from selectivit.models.saving import save_model
+from selectivit.swap.calibrate import measure_swap
+from selectivit.swap.learn_scale import swapped_rules
+from selectivit.train.pair import Pair
+from selectivit.train.tokens import normalise
+
+HEAD, CARD, CALIBRATION = "distillation_head.safetensors", "README.md", "calibration"
+MEASURED = 4  # photos on which a learnt calibration's support is measured
+
+
+def export_student(folder: Path, pair: Pair, card: str, crops: Sequence[Tensor]) -> str:
+    """Write a student; each file is there whole or not at all, and an earlier student in the folder is replaced.
+
+    Args:
+        folder: made if it is not there.
+        pair: student and head.
+        card: the model card, with {use} where it says how the folder is read.
+        crops: (3, S, S) uint8; a swapped student's factors are described by their support on some of them.
+
+    Returns:
+        How the folder is read, in words.
+
+    Raises:
+        WriteError: no space, no permission.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as scratch:
+            use = save_model(pair.student, scratch)
+            if save_calibration(Path(scratch) / CALIBRATION, pair, crops):
+                use += f"; then swap_attention(model, alpha, scores, layers, scale=Calibration.load({CALIBRATION!r}))"
+            _place(Path(scratch), folder)
+        if isinstance(pair.head, nn.Linear):
+            write_atomic(folder / HEAD, save({name: t.contiguous() for name, t in pair.head.state_dict().items()}))
+            use += f"; tokens reach the teacher's width through the linear map in {HEAD}"
+        write_atomic(folder / CARD, card.replace("{use}", use).encode())
+    except OSError as error:
+        raise write_error(folder, error) from error
+    except Exception as error:  # safetensors has an error of its own for a full disk
+        if "No space left" in str(error):
+            raise write_error(folder, OSError(28, "No space left on device")) from error
+        raise
+    return use
+
+
+def save_calibration(folder: Path, pair: Pair, crops: Sequence[Tensor]) -> bool:
+    """Write the factors of a student's swap, for its weights as they are now.
+
+    Args:
+        folder: made if it is not there.
+        pair: the student.
+        crops: (3, S, S) uint8.
+
+    Returns:
+        False where there are none: no swap, none with factors, or several rules.
+    """
+    rules = [(site, rule) for site, rule in swapped_rules(pair.student) if rule.scale is not None]
+    kinds = {(rule.normalizer, float(rule.alpha), rule.scores) for _, rule in rules if not _per_head(rule.alpha)}
+    if not crops or len(kinds) != 1 or next(iter(kinds))[0] not in ("entmax", "sparsemax"):
+        return False
+    ((_, alpha, scores),) = kinds
+    with pair.evaluating():
+        if pair.learnt is not None:
+            pair.learnt.put()
+        factors = {}
+        for site, _ in rules:
+            scale = torch.as_tensor(dict(_now(pair.student))[site.name]).detach().float()
+            factors[site.name] = scale.expand(site.num_heads).clone()
+        expected, device = pair.expects["student"], next(pair.student.parameters()).device
+        images = normalise(torch.stack(list(crops[:MEASURED])).to(device), expected.mean, expected.std)
+        measure_swap(pair.student, images, factors, alpha, scores).save(folder)
+    return True
+
+
+def model_card(title: str, facts: Mapping[str, Any], command: str, note: str) -> str:
+    """Write what a stranger needs to know about the weights.
+
+    Args:
+        title: of the model.
+        facts: sections' names to what they hold; dictionaries become lists.
+        command: that made it.
+        note: the author's own words, such as the terms of use; empty leaves a line that says they are missing.
+
+    Returns:
+        Markdown, with {use} still to be filled.
+
+    Example:
+        >>> print(model_card("tiny", {"teacher": "dinov2-small"}, "selectivit distill …", "CC0").splitlines()[0])
+        # tiny
+    """
+    lines = [f"# {title}", "", "Distilled from a frozen teacher's dense features by selectivit (measured here).", ""]
+    lines += ["## Use", "", "{use}", "", "## Command", "", "```", command, "```", ""]
+    for name, held in facts.items():
+        lines += [f"## {name}", ""]
+        if isinstance(held, Mapping):
+            lines += [f"- {key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in held.items()]
+        else:
+            lines.append(str(held))
+        lines.append("")
+    missing = "Not stated. Weights inherit terms from the teacher and the photos: state them with --card-note."
+    return "\n".join([*lines, "## Terms", "", note or missing, ""])
+
+
+def _now(student: nn.Module) -> list[tuple[str, Any]]:
+    return [(site.name, rule.scale) for site, rule in swapped_rules(student)]
+
+
+def _per_head(alpha: Any) -> bool:
+    return isinstance(alpha, Tensor) and alpha.numel() > 1
+
+
+def _place(scratch: Path, folder: Path) -> None:
+    for source in sorted(scratch.rglob("*")):
+        if source.is_file():
+            target = folder / source.relative_to(scratch)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with source.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(source, target)

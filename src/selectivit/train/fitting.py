@@ -1,0 +1,124 @@
+"""Lightning's Trainer as a distillation needs it: quiet, resumed exactly, on whatever devices there are."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import DDPStrategy
+
+from selectivit.train.checkpoints import WholeCheckpoints
+from selectivit.train.distillation import Distillation
+from selectivit.train.keeper import Keeper
+from selectivit.train.loader import StepLoader
+
+LIGHTNING_PRECISION = {"bf16": "bf16-mixed", "float32": "32-true"}
+
+
+def fit(
+    module: Distillation,
+    loader: StepLoader,
+    keeper: Keeper,
+    out: Path,
+    checkpoint: Path | None,
+    precision: str,
+    device: str,
+) -> None:
+    """Train to the end, to Ctrl-C, or to an error.
+
+    Args:
+        module: the step.
+        loader: its batches, from the checkpoint's step on.
+        keeper: what happens between steps.
+        out: the run's folder.
+        checkpoint: to go on from; None begins.
+        precision: "bf16" or "float32".
+        device: as for `Running`.
+
+    Raises:
+        KeyboardInterrupt: a second Ctrl-C, which waited for nothing.
+    """
+    options = _devices(device)
+    with _quiet():
+        trainer = L.Trainer(
+            **options,
+            precision=LIGHTNING_PRECISION[precision],  # pyright: ignore[reportArgumentType]
+            max_steps=module.schedule.steps,
+            accumulate_grad_batches=module.settings.accumulate,
+            callbacks=[keeper],
+            plugins=[WholeCheckpoints()],
+            logger=TensorBoardLogger(out, name="logs", version=""),
+            default_root_dir=out,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            limit_val_batches=0,
+            log_every_n_steps=1,
+        )
+        try:
+            trainer.fit(module, loader, ckpt_path=checkpoint, weights_only=True)
+        except SystemExit as stop:  # Lightning's answer to KeyboardInterrupt
+            raise KeyboardInterrupt from stop
+
+
+def resolve_precision(precision: str, device: str) -> str:
+    """Choose what to compute in.
+
+    Args:
+        precision: "auto", "bf16" or "float32".
+        device: as for `Running`.
+
+    Returns:
+        "bf16" or "float32"; "auto" is bf16 where the device has products of it.
+
+    Example:
+        >>> resolve_precision("float32", "cpu")
+        'float32'
+    """
+    if precision != "auto":
+        return precision
+    if device.startswith("cuda"):
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    if device.startswith("cpu"):
+        has = torch.cpu.get_capabilities()
+        return "bf16" if any(has.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")) else "float32"
+    return "float32"
+
+
+def _devices(device: str) -> dict[str, Any]:
+    """Accelerator, devices and strategy; torchrun's environment says how many processes there are."""
+    kind, _, index = device.partition(":")
+    accelerator = {"cuda": "gpu"}.get(kind, kind)
+    world, local = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if world == 1:
+        return {"accelerator": accelerator, "devices": [int(index)] if index else 1}
+    backend = "nccl" if kind == "cuda" else "gloo"
+    # A small budget leaves some core tokens without gradients.
+    strategy = DDPStrategy(process_group_backend=backend, find_unused_parameters=True)
+    return {"accelerator": accelerator, "devices": local, "num_nodes": world // local, "strategy": strategy}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hush what Lightning tells everyone: hints at its products, at workers, at summaries."""
+    loggers = [logging.getLogger(f"lightning.{part}") for part in ("pytorch", "fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"lightning\..*")
+            warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

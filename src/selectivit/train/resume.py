@@ -1,0 +1,88 @@
+"""Whether a folder holds this very run, to go on with, or another one, to keep out of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from selectivit.data.writing import write_json
+from selectivit.train.checkpoints import CHECKPOINT
+
+RUN = "run.json"
+
+
+def claim_folder(out: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Look for an earlier run in a folder.
+
+    Args:
+        out: the run's folder.
+        settings: all that decides the result, as JSON can hold it.
+
+    Returns:
+        What the earlier run of the same settings wrote into run.json; None where there is none.
+
+    Raises:
+        ValueError: the folder holds a run of other settings, or a run.json that cannot be read.
+    """
+    path = out / RUN
+    if not path.is_file():
+        if (out / CHECKPOINT).exists():
+            raise ValueError(f"{out} holds a {CHECKPOINT} without its {RUN}: choose another --out")
+        return None
+    try:
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+        before = earlier["settings"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): choose another --out") from error
+    differing = differences(before, json.loads(json.dumps(settings)))
+    if differing:
+        told = "; ".join(differing[:6]) + ("; …" if len(differing) > 6 else "")
+        raise ValueError(
+            f"{out} holds a run with other settings ({told}): give the same settings to go on, or another --out"
+        )
+    return earlier
+
+
+def differences(before: Any, now: Any, name: str = "") -> list[str]:
+    """Name what differs between two trees of settings.
+
+    Args:
+        before: of the earlier run.
+        now: of this one.
+        name: of the trees' root.
+
+    Returns:
+        Such as "seed was 0, now 1".
+
+    Example:
+        >>> differences({"seed": 0, "losses": {"patch_mse": 1.0}}, {"seed": 0, "losses": {"patch_mse": 2.0}})
+        ['losses.patch_mse was 1.0, now 2.0']
+    """
+    if isinstance(before, dict) and isinstance(now, dict):
+        found = []
+        for key in dict.fromkeys([*before, *now]):
+            found += differences(before.get(key), now.get(key), f"{name}.{key}" if name else str(key))
+        return found
+    return [] if before == now else [f"{name} was {_short(before)}, now {_short(now)}"]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def write_run(out: Path, settings: Mapping[str, Any], state: str, result: Mapping[str, Any]) -> None:
+    """Write run.json.
+
+    Args:
+        out: the run's folder.
+        settings: all that decides the result.
+        state: "running" or "done".
+        result: what came out so far.
+
+    Raises:
+        WriteError: the folder cannot be written.
+    """
+    write_json(out / RUN, {"state": state, "settings": dict(settings), "result": dict(result)})
