@@ -23,8 +23,8 @@ from selectivit.cli.options import (
     take,
 )
 from selectivit.cli.progress import working
-from selectivit.data.writing import check_writable, write_atomic, write_json
 from selectivit.data.find import printable
+from selectivit.data.writing import check_writable, write_atomic, write_json
 
 HELP = "show softmax and a swap side by side on one photo: a picture, and the numbers as JSON"
 

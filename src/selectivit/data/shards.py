@@ -49,7 +49,7 @@ class TarShard:
         try:
             with tarfile.open(path, "r:") as tar:
                 for entry in tar:
-                    tar.members = []  # else it keeps every header, also of a million
+                    vars(tar)["members"] = []  # else it keeps every header, also of a million
                     if not entry.isfile() or Path(entry.name).suffix.lower() not in SUFFIXES:
                         continue
                     if entry.offset_data + entry.size > size:

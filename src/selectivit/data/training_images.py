@@ -180,3 +180,32 @@ def collate(samples: Sequence[tuple[int, Tensor, tuple[tuple[str, str], ...]]]) 
     images = torch.stack([image for _, image, _ in samples])
     skipped = dict(pair for _, _, pairs in samples for pair in pairs)
     return Batch(images, samples[0][0], tuple(skipped.items()))
+
+
+def centre_crops(photos: PhotoSource, indices: Sequence[int], size: int) -> tuple[list[Tensor], list[tuple[str, str]]]:
+    """The middles of photos.
+
+    Args:
+        photos: where they come from.
+        indices: which.
+        size: side of the crop, pixels.
+
+    Returns:
+        Each (3, size, size) uint8; and names and reasons of those that cannot be read.
+    """
+    crops, skipped = [], []
+    for index in indices:
+        try:
+            image = photos.read(index, round(size * SHORT_SIDE))
+        except ImageError as error:
+            skipped.append((photos.name(index), str(error)))
+        else:
+            crops.append(_centre(image, size))
+    return crops, skipped
+
+
+def _centre(image: Image.Image, size: int) -> Tensor:
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    square = image.crop((left, top, left + side, top + side))
+    return v2.functional.pil_to_tensor(square.resize((size, size), Image.Resampling.BICUBIC, reducing_gap=3.0))

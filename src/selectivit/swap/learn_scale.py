@@ -45,8 +45,8 @@ class LearntScale(nn.Module):
         for site, rule in swapped:
             if rule.normalizer not in ("entmax", "sparsemax") or rule.scores == "v":
                 raise ValueError(
-                    f"expected a swap to entmax or sparsemax, whose factors can be learnt, got {rule.normalizer!r} over "
-                    f"{rule.scores!r}"
+                    "expected a swap to entmax or sparsemax, whose factors can be learnt, got "
+                    f"{rule.normalizer!r} over {rule.scores!r}"
                 )
             scale = torch.as_tensor(1.0 if rule.scale is None else rule.scale).detach()
             weight = next(site.module.parameters())

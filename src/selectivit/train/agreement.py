@@ -7,39 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
-from torchvision.transforms import v2
 
-from selectivit.data.images import ImageError
-from selectivit.data.photos import PhotoSource
-from selectivit.data.training_images import SHORT_SIDE
 from selectivit.train.pair import Pair
 from selectivit.train.tokens import DenseTokens, to_grid
-
-
-def centre_crops(
-    photos: PhotoSource, indices: Sequence[int], size: int
-) -> tuple[list[Tensor], list[tuple[str, str]]]:
-    """The middles of photos.
-
-    Args:
-        photos: where they come from.
-        indices: which.
-        size: side of the crop, pixels.
-
-    Returns:
-        Each (3, size, size) uint8; and names and reasons of those that cannot be read.
-    """
-    crops, skipped = [], []
-    for index in indices:
-        try:
-            image = photos.read(index, round(size * SHORT_SIDE))
-        except ImageError as error:
-            skipped.append((photos.name(index), str(error)))
-        else:
-            crops.append(_centre(image, size))
-    return crops, skipped
 
 
 class Agreement:
@@ -87,7 +58,9 @@ class Agreement:
                 teacher = to_grid(self._taught[i], student.grid, pair.grid)
             whole = F.cosine_similarity(student.global_token.float(), teacher.global_token.float(), dim=-1)
             patches = F.cosine_similarity(student.patch_tokens.float(), teacher.patch_tokens.float(), dim=-1)
-            total += torch.stack([whole.double().sum(), patches.double().mean(1).sum(), whole.new_tensor(len(images))]).cpu()
+            total += torch.stack(
+                [whole.double().sum(), patches.double().mean(1).sum(), whole.new_tensor(len(images))]
+            ).cpu()
         return total
 
 
@@ -106,10 +79,3 @@ def means(sums: Tensor) -> dict[str, float]:
     """
     whole, patches, count = sums.tolist()
     return {"global_cosine": whole / count, "patch_cosine": patches / count} if count else {}
-
-
-def _centre(image: Image.Image, size: int) -> Tensor:
-    side = min(image.size)
-    left, top = (image.width - side) // 2, (image.height - side) // 2
-    square = image.crop((left, top, left + side, top + side))
-    return v2.functional.pil_to_tensor(square.resize((size, size), Image.Resampling.BICUBIC, reducing_gap=3.0))

@@ -17,11 +17,11 @@ from selectivit.data.digest import names_digest, tensors_digest
 from selectivit.data.images import ImageError
 from selectivit.data.photos import Photos, PhotoSource, PhotoSubset, open_photos
 from selectivit.data.seeding import derived_seed, seeded
-from selectivit.data.training_images import TrainingImages, epoch_order
+from selectivit.data.training_images import TrainingImages, centre_crops, epoch_order
 from selectivit.data.writing import check_writable, write_json
 from selectivit.models.weights import load_model
 from selectivit.swap.learn_scale import swapped_rules
-from selectivit.train.agreement import Agreement, centre_crops
+from selectivit.train.agreement import Agreement
 from selectivit.train.checkpoints import CHECKPOINT
 from selectivit.train.distillation import Distillation
 from selectivit.train.export import export_student, model_card
@@ -107,7 +107,7 @@ def distill(
     first = int(os.environ.get("RANK", 0)) == 0
     found, problems = open_photos(photos)
     job = _Job.prepare(student, teacher, found, settings, running, student_arguments)
-    job.skipped.update({problem: "not found" for problem in problems})
+    job.skipped.update(dict.fromkeys(problems, "not found"))
     earlier = claim_folder(folder, job.record)
     if earlier and earlier["state"] == "done":
         return _result(folder, earlier["result"], kept=True)
@@ -188,7 +188,9 @@ def _train(
     finally:
         skipped = {**job.skipped, **keeper.skipped, **module.skipped}
         if first and skipped:
-            write_json(out / SKIPPED, {"skipped": [{"source": name, "reason": skipped[name]} for name in sorted(skipped)]})
+            write_json(
+                out / SKIPPED, {"skipped": [{"source": name, "reason": skipped[name]} for name in sorted(skipped)]}
+            )
     if module.stopping:
         raise KeyboardInterrupt
     result = {"validation": keeper.validation, "best": keeper.best, "skipped": skipped, "steps": job.schedule.steps}

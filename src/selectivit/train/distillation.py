@@ -21,7 +21,7 @@ from selectivit.train.schedule import Schedule
 from selectivit.train.settings import DistillSettings
 
 
-class NotFiniteError(ArithmeticError):
+class NotFiniteError(ValueError):
     """The loss or its gradients hold NaN or infinity; the text names the step."""
 
 

@@ -109,7 +109,9 @@ def model_card(title: str, facts: Mapping[str, Any], command: str, note: str) ->
     for name, held in facts.items():
         lines += [f"## {name}", ""]
         if isinstance(held, Mapping):
-            lines += [f"- {key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in held.items()]
+            lines += [
+                f"- {key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in held.items()
+            ]
         else:
             lines.append(str(held))
         lines.append("")

@@ -30,6 +30,7 @@ class StepReport:
         step: steps done.
         steps: steps in all.
         images_per_second: of all processes, over the last steps.
+        steps_per_second: likewise.
         values: losses, learning rate, norm of the gradients of the last step.
         validation: the last comparison with the teacher; empty before the first.
     """
@@ -37,6 +38,7 @@ class StepReport:
     step: int
     steps: int
     images_per_second: float
+    steps_per_second: float
     values: dict[str, float]
     validation: dict[str, float]
 
@@ -123,11 +125,12 @@ class Keeper(L.Callback):
             trainer.save_checkpoint(self.out / CHECKPOINT)
         trainer.should_stop = trainer.should_stop or module.stopping
         if trainer.is_global_zero:
-            speed = self._clock.tick(module.settings.batch_size)
+            pace = self._clock.tick()
+            speed = pace * module.settings.batch_size
             if trainer.logger is not None and (step % 10 == 0 or last):
                 logged = {f"train/{name}": value for name, value in module.latest.items()}
                 trainer.logger.log_metrics({**logged, "train/images_per_second": speed}, step)
-            self.tell(StepReport(step, module.schedule.steps, speed, dict(module.latest), self.validation))
+            self.tell(StepReport(step, module.schedule.steps, speed, pace, dict(module.latest), self.validation))
 
     def _validate(self, trainer: L.Trainer, module: Distillation) -> None:
         precision = trainer.precision_plugin.forward_context
@@ -162,16 +165,16 @@ class Keeper(L.Callback):
 
 
 class _Clock:
-    """Images a second, smoothed over about twenty steps."""
+    """Steps a second, smoothed over about twenty."""
 
     def start(self) -> None:
         self.last, self.seconds = time.perf_counter(), 0.0
 
-    def tick(self, images: int) -> float:
+    def tick(self) -> float:
         now = time.perf_counter()
         seconds, self.last = now - self.last, now
         self.seconds = seconds if self.seconds == 0 else 0.95 * self.seconds + 0.05 * seconds
-        return images / max(self.seconds, 1e-9)
+        return 1 / max(self.seconds, 1e-9)
 
 
 def _distillation(module: L.LightningModule) -> Distillation:
@@ -181,4 +184,3 @@ def _distillation(module: L.LightningModule) -> Distillation:
 
 def no_report(report: StepReport) -> None:
     """Say nothing."""
-

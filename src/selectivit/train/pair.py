@@ -16,7 +16,6 @@ from selectivit.train.plain_attention import plain_attention
 from selectivit.train.tokens import DenseTokens, dense_tokens, normalise, project, to_grid
 
 
-
 class Pair(nn.Module):
     """What is trained, beside what it is trained on. The teacher is no submodule: it is neither trained nor saved.
 
