@@ -254,9 +254,7 @@ class Veca(nn.Module):
     def _block_index(self, layer: Any) -> int:
         depth = self.config.depth
         if not isinstance(layer, int) or isinstance(layer, bool) or not -depth <= layer < depth:
-            raise ValueError(
-                f"this model has {depth} blocks, 0 to {depth - 1} or negatives from the end: got {layer!r}"
-            )
+            raise ValueError(f"this model has {depth} blocks, 0 to {depth - 1}, or negatives: got {layer!r}")
         return layer % depth
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
