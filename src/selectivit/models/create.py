@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from torch import nn
 
+from selectivit.models.cache import WeightsError
 from selectivit.models.veca import SIZES, Veca, VecaConfig
 
 IMAGE_SIZES = {14: 224, 16: 256}
+KINDS = {"veca": Veca}
 
 
 def create_model(name: str, **arguments: Any) -> nn.Module:
@@ -41,6 +44,26 @@ def create_model(name: str, **arguments: Any) -> nn.Module:
         hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"known are {', '.join(BUILDERS)}"
         raise ValueError(f"unknown model {name!r}; {hint} Pretrained models are loaded by load_model")
     return builder(arguments)
+
+
+def load_folder(folder: str | os.PathLike[str], kind: Any) -> nn.Module:
+    """A model of ours from the folder that its `save_pretrained` wrote.
+
+    Args:
+        folder: holds model.safetensors and config.json.
+        kind: what config.json calls the model.
+
+    Returns:
+        The model, in eval mode and the dtype it was saved in.
+
+    Raises:
+        WeightsError: a kind that this version does not know, or files that cannot be read.
+    """
+    if kind not in KINDS:
+        raise WeightsError(
+            f"its config.json asks for a model {kind!r}, this version knows {', '.join(KINDS)}: a newer selectivit?"
+        )
+    return KINDS[kind].from_pretrained(folder)
 
 
 def _veca(config: VecaConfig, arguments: dict[str, Any]) -> Veca:

@@ -205,8 +205,7 @@ class Veca(nn.Module):
 
     def _run(self, images: Tensor, num_cores: int | None, depth: int, maps: Sequence[int]) -> _Trunk:
         core_tokens, rho = self.bank(self.config.num_cores if num_cores is None else num_cores)
-        patches, grid = self._embed(images)
-        tokens = torch.cat([core_tokens.to(patches.dtype).expand(len(patches), -1, -1), patches], 1)  # (B, L, D)
+        tokens, grid = self._embed(images, core_tokens)
         rho = rho.to(torch.promote_types(rho.dtype, torch.float32))
         head_dim, count = self.config.dim // self.config.num_heads, len(core_tokens)
         patch_turns = self._patch_rotations(grid, rho)
@@ -225,8 +224,8 @@ class Veca(nn.Module):
                 tokens = block(tokens, core_turns, patch_turns)
         return _Trunk(tokens, grid, coords, found)
 
-    def _embed(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Patch tokens (B, N, D) and the grid."""
+    def _embed(self, images: Tensor, core_tokens: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """The trunk's tokens (B, C + N, D), cores first, and the grid."""
         side, dtype = self.config.patch_size, self.patch_embed.weight.dtype
         if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape:
             raise ValueError(f"expected images of shape (B, 3, H, W), got {tuple(images.shape)}")
@@ -241,7 +240,8 @@ class Veca(nn.Module):
                 )
             images = F.pad(images, (0, -width % side, 0, -height % side))
         patches = self.patch_embed(images)  # (B, D, h, w)
-        return patches.flatten(2).transpose(1, 2), (patches.shape[2], patches.shape[3])
+        cores = core_tokens.to(patches.dtype).expand(len(patches), -1, -1)
+        return torch.cat([cores, patches.flatten(2).transpose(1, 2)], 1), (patches.shape[2], patches.shape[3])
 
     def _patch_rotations(self, grid: tuple[int, int], like: Tensor) -> Tensor:
         config = self.config
@@ -254,9 +254,7 @@ class Veca(nn.Module):
     def _block_index(self, layer: Any) -> int:
         depth = self.config.depth
         if not isinstance(layer, int) or isinstance(layer, bool) or not -depth <= layer < depth:
-            raise ValueError(
-                f"this model has {depth} blocks, 0 to {depth - 1} or negatives from the end: got {layer!r}"
-            )
+            raise ValueError(f"this model has {depth} blocks, 0 to {depth - 1}, or negatives: got {layer!r}")
         return layer % depth
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:

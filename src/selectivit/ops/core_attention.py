@@ -127,7 +127,8 @@ def rule_of(normalizer: str | float | AttentionRule) -> AttentionRule:
     if isinstance(normalizer, AttentionRule):
         if normalizer.scores != "qk":
             raise ValueError(
-                f"core attention compares queries with keys of other tokens: expected scores 'qk', got {normalizer.scores!r}"
+                f"core attention compares queries with keys of other tokens: expected scores 'qk', "
+                f"got {normalizer.scores!r}"
             )
         return normalizer
     if isinstance(normalizer, str):

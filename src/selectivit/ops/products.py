@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 def product(
     x: Float[Tensor, "*lead i"],
     weight: Float[Tensor, "o i"],
-    bias: Float[Tensor, o],
+    bias: Float[Tensor, " o"],
     residual: Float[Tensor, "*lead o"] | None = None,
 ) -> Float[Tensor, "*lead o"]:
     """X · weightᵀ + bias, and a residual on top.
@@ -45,7 +45,7 @@ def product(
 
 
 def gated_product(
-    x: Float[Tensor, "*lead i"], weight: Float[Tensor, "o2 i"], bias: Float[Tensor, o2]
+    x: Float[Tensor, "*lead i"], weight: Float[Tensor, "o2 i"], bias: Float[Tensor, " o2"]
 ) -> Float[Tensor, "*lead o"]:
     """silu(a) ⊙ b with [a, b] = x · weightᵀ + bias: the first half of SwiGLU.
 
