@@ -32,7 +32,8 @@ def save_model(model: nn.Module, folder: str | os.PathLike[str]) -> str:
     """
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    if type(model).__mro__ and any(base.__module__.startswith("timm.models.") for base in type(model).__mro__):
+    of_timm = any(base.__module__.startswith("timm.models.") for base in type(model).__mro__)
+    if of_timm and hasattr(model, "pretrained_cfg"):  # only timm's own builder notes what the model is made of
         _save_timm(model, path)
         return "selectivit.load_model(FOLDER)"
     if hasattr(model, "save_pretrained"):

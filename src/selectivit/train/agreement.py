@@ -58,9 +58,8 @@ class Agreement:
                 teacher = to_grid(self._taught[i], student.grid, pair.grid)
             whole = F.cosine_similarity(student.global_token.float(), teacher.global_token.float(), dim=-1)
             patches = F.cosine_similarity(student.patch_tokens.float(), teacher.patch_tokens.float(), dim=-1)
-            total += torch.stack(
-                [whole.double().sum(), patches.double().mean(1).sum(), whole.new_tensor(len(images))]
-            ).cpu()
+            total[:2] += torch.stack([whole.double().sum(), patches.double().mean(1).sum()]).cpu()
+            total[2] += len(images)
         return total
 
 

@@ -73,8 +73,8 @@ def distill(
 ) -> DistillResult:
     """Train a student to give a frozen teacher's global and patch features.
 
-    A folder that holds a run of the same settings is gone on with, to the very weights that an unbroken run gives. Under
-    torchrun the batch is split among the processes, with the same result up to rounding.
+    A folder that holds a run of the same settings is gone on with, to the very weights that an unbroken run gives.
+    Under torchrun the batch is split among the processes, with the same result up to rounding.
 
     Args:
         student: a model, trained in place, swapped or not; or a name: of a core-periphery model, made new, or anything
@@ -188,9 +188,8 @@ def _train(
     finally:
         skipped = {**job.skipped, **keeper.skipped, **module.skipped}
         if first and skipped:
-            write_json(
-                out / SKIPPED, {"skipped": [{"source": name, "reason": skipped[name]} for name in sorted(skipped)]}
-            )
+            listed = [{"source": name, "reason": reason} for name, reason in sorted(skipped.items())]
+            write_json(out / SKIPPED, {"count": len(listed), "skipped": listed})
     if module.stopping:
         raise KeyboardInterrupt
     result = {"validation": keeper.validation, "best": keeper.best, "skipped": skipped, "steps": job.schedule.steps}
@@ -279,7 +278,7 @@ def _card(job: _Job, command: str, note: str, numbers: Mapping[str, Any]) -> str
         "Teacher": {"model": teacher["name"], "weights sha256": teacher["weights_sha256"]},
         "Data": {**record["photos"], "held out": len(job.crops)},
         "Numbers (measured here)": {
-            **{name: value for name, value in numbers.items()},
+            **numbers,
             "on": f"{len(job.crops)} held-out photos, middle crop of {job.schedule.last_size} px, all cores",
             "photos seen": int(numbers["step"]) * record["batch_size"],
         },

@@ -88,9 +88,9 @@ class Distillation(L.LightningModule):
         broken, stop = flags.tolist()
         if broken:
             raise NotFiniteError(
-                f"loss or gradients are not finite at step {self.trainer.global_step} (loss {self.latest['loss']}, norm "
-                f"of the gradients {norm}): the last good checkpoint is kept; a lower learning rate, a longer warm-up or "
-                "float32 may help, in a new folder"
+                f"loss or gradients are not finite at step {self.trainer.global_step} (loss {self.latest['loss']}, "
+                f"norm of the gradients {norm}): the last good checkpoint is kept; a lower learning rate, a longer "
+                "warm-up or float32 may help, in a new folder"
             )
         self.stopping = bool(stop)
         rate = self.schedule.rate(self.trainer.global_step)

@@ -76,6 +76,9 @@ class StepLoader(DataLoader[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing."""
 
+    def check_worker_number_rationality(self) -> None:
+        """No warning: who names more workers than cores means it."""
+
 
 def make_loader(images: TrainingImages, batches: StepBatches, workers: int | None, pin: bool) -> StepLoader:
     """The loader of one process.
