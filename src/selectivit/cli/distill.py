@@ -192,9 +192,9 @@ def _start(student: nn.Module, swap: SwapOptions, how: TrainOptions, photos: lis
     from selectivit.train.tokens import normalise
 
     found, expected = open_photos(photos)[0], preprocessing(student)
-    crops, _ = centre_crops(found, range(min(CALIBRATED_ON, len(found))), 16 * expected.patch_size)
+    crops, _ = centre_crops(found, range(len(found)), 16 * expected.patch_size, CALIBRATED_ON)
     if not crops:
-        raise ValueError("none of the first photos can be read, to fit the swap's factors on: give --calibration")
+        raise ValueError("no photo can be read, to fit the swap's factors on")
     images = normalise(torch.stack(crops), expected.mean, expected.std)
     return calibrate_swap(student.eval(), images, alpha, scores=swap.scores, layers=parse_layers(swap.layers))
 

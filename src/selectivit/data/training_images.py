@@ -182,19 +182,24 @@ def collate(samples: Sequence[tuple[int, Tensor, tuple[tuple[str, str], ...]]]) 
     return Batch(images, samples[0][0], tuple(skipped.items()))
 
 
-def centre_crops(photos: PhotoSource, indices: Sequence[int], size: int) -> tuple[list[Tensor], list[tuple[str, str]]]:
+def centre_crops(
+    photos: PhotoSource, indices: Sequence[int], size: int, at_most: int | None = None
+) -> tuple[list[Tensor], list[tuple[str, str]]]:
     """The middles of photos.
 
     Args:
         photos: where they come from.
         indices: which.
         size: side of the crop, pixels.
+        at_most: photos to look for; None takes all.
 
     Returns:
         Each (3, size, size) uint8; and names and reasons of those that cannot be read.
     """
     crops, skipped = [], []
     for index in indices:
+        if len(crops) == at_most:
+            break
         try:
             image = photos.read(index, round(size * SHORT_SIDE))
         except ImageError as error:

@@ -34,7 +34,7 @@ from selectivit.train.schedule import Schedule
 from selectivit.train.settings import DistillSettings, Running
 from selectivit.train.students import build_student
 
-SKIPPED = "skipped.json"
+SKIPPED, EXAMPLES = "skipped.json", 4
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,7 @@ class _Job:
     settings: DistillSettings
     training: PhotoSource
     crops: list[Tensor]
+    examples: list[Tensor]  # on which a swapped student's factors are described
     record: dict[str, Any]
     precision: str
     skipped: dict[str, str] = field(default_factory=dict)
@@ -156,9 +157,10 @@ class _Job:
                 student.train(), teacher, sizes=schedule.sizes, grid=settings.grid, learn_scale=settings.learn_scale
             )
         crops, skipped = centre_crops(held_out, range(len(held_out)), schedule.last_size)
+        examples = crops[:EXAMPLES] or centre_crops(training, range(len(training)), schedule.last_size, EXAMPLES)[0]
         precision = resolve_precision(settings.precision, running.device)
         record = _record(pair, names, photos, settings, arguments, precision)
-        return cls(pair, schedule, settings, training, crops, record, precision, dict(skipped))
+        return cls(pair, schedule, settings, training, crops, examples, record, precision, dict(skipped))
 
 
 def _train(
@@ -177,7 +179,7 @@ def _train(
     module = Distillation(job.pair, settings, job.schedule, batches)
 
     def save_best(step: int, best: dict[str, float]) -> None:
-        export_student(out / "best", job.pair, card({"step": step, **best}), job.crops)
+        export_student(out / "best", job.pair, card({"step": step, **best}), job.examples)
 
     share = Agreement(job.crops[rank::world], max(1, settings.batch_size // world))
     keeper = Keeper(out, share, settings.validate_every, running.checkpoint_every, save_best, tell)
@@ -194,7 +196,7 @@ def _train(
         raise KeyboardInterrupt
     result = {"validation": keeper.validation, "best": keeper.best, "skipped": skipped, "steps": job.schedule.steps}
     if first:
-        export_student(out / "final", job.pair, card({"step": job.schedule.steps, **keeper.validation}), job.crops)
+        export_student(out / "final", job.pair, card({"step": job.schedule.steps, **keeper.validation}), job.examples)
         write_run(out, job.record, "done", result)
     return _result(out, result, kept=False)
 

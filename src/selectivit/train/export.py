@@ -17,11 +17,11 @@ from selectivit.data.writing import write_atomic, write_error
 from selectivit.models.saving import save_model
 from selectivit.swap.calibrate import measure_swap
 from selectivit.swap.learn_scale import swapped_rules
+from selectivit.swap.sites import find_sites
 from selectivit.train.pair import Pair
 from selectivit.train.tokens import normalise
 
 HEAD, CARD, CALIBRATION = "distillation_head.safetensors", "README.md", "calibration"
-MEASURED = 4  # photos on which a learnt calibration's support is measured
 
 
 def export_student(folder: Path, pair: Pair, card: str, crops: Sequence[Tensor]) -> str:
@@ -31,7 +31,7 @@ def export_student(folder: Path, pair: Pair, card: str, crops: Sequence[Tensor])
         folder: made if it is not there.
         pair: student and head.
         card: the model card, with {use} where it says how the folder is read.
-        crops: (3, S, S) uint8; a swapped student's factors are described by their support on some of them.
+        crops: (3, S, S) uint8, at least one for a swapped student: its factors are described by their support on them.
 
     Returns:
         How the folder is read, in words.
@@ -43,8 +43,8 @@ def export_student(folder: Path, pair: Pair, card: str, crops: Sequence[Tensor])
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as scratch:
             use = save_model(pair.student, scratch)
-            if save_calibration(Path(scratch) / CALIBRATION, pair, crops):
-                use += f"; then swap_attention(model, alpha, scores, layers, scale=Calibration.load({CALIBRATION!r}))"
+            calibrated = save_calibration(Path(scratch) / CALIBRATION, pair, crops)
+            use += swap_in_words(pair.student, calibrated)
             _place(Path(scratch), folder)
         if isinstance(pair.head, nn.Linear):
             write_atomic(folder / HEAD, save({name: t.contiguous() for name, t in pair.head.state_dict().items()}))
@@ -72,7 +72,7 @@ def save_calibration(folder: Path, pair: Pair, crops: Sequence[Tensor]) -> bool:
     """
     rules = [(site, rule) for site, rule in swapped_rules(pair.student) if rule.scale is not None]
     kinds = {(rule.normalizer, float(rule.alpha), rule.scores) for _, rule in rules if not _per_head(rule.alpha)}
-    if not crops or len(kinds) != 1 or next(iter(kinds))[0] not in ("entmax", "sparsemax"):
+    if len(kinds) != 1 or next(iter(kinds))[0] not in ("entmax", "sparsemax"):
         return False
     ((_, alpha, scores),) = kinds
     with pair.evaluating():
@@ -83,9 +83,38 @@ def save_calibration(folder: Path, pair: Pair, crops: Sequence[Tensor]) -> bool:
             scale = torch.as_tensor(dict(_now(pair.student))[site.name]).detach().float()
             factors[site.name] = scale.expand(site.num_heads).clone()
         expected, device = pair.expects["student"], next(pair.student.parameters()).device
-        images = normalise(torch.stack(list(crops[:MEASURED])).to(device), expected.mean, expected.std)
+        images = normalise(torch.stack(list(crops)).to(device), expected.mean, expected.std)
         measure_swap(pair.student, images, factors, alpha, scores).save(folder)
     return True
+
+
+def swap_in_words(student: nn.Module, calibrated: bool) -> str:
+    """How the swap of a student is made anew, for its model card.
+
+    Args:
+        student: swapped or not.
+        calibrated: whether its factors were saved.
+
+    Returns:
+        Empty where there is no swap.
+
+    Example:
+        >>> from selectivit.swap.swap import swap_attention
+        >>> model = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
+        >>> with swap_attention(model, alpha=1.5):
+        ...     swap_in_words(model, False)
+        "; then swap_attention(model, 'entmax', 1.5, 'qk', [0])"
+    """
+    rules = swapped_rules(student)
+    kinds = {(rule.normalizer, str(rule.alpha), rule.scores) for _, rule in rules}
+    if not rules:
+        return ""
+    if len(kinds) > 1 or any(_per_head(rule.alpha) for _, rule in rules):
+        return "; then swap its attention by the rules that run.json lists"
+    places = [place for place, site in enumerate(find_sites(student)[0]) if site.name in {s.name for s, _ in rules}]
+    rule = rules[0][1]
+    scale = f", scale=Calibration.load(FOLDER / {CALIBRATION!r})" if calibrated else ""
+    return f"; then swap_attention(model, {rule.normalizer!r}, {float(rule.alpha)}, {rule.scores!r}, {places}{scale})"
 
 
 def model_card(title: str, facts: Mapping[str, Any], command: str, note: str) -> str:
