@@ -94,7 +94,7 @@ def veca_cost(
     Example:
         >>> from selectivit.models.veca import SIZES
         >>> round(veca_cost(SIZES["small"], (1024, 1024), 64).flops / 1e9)
-        188
+        189
     """
     cores = config.num_cores if num_cores is None else num_cores
     if not 1 <= cores <= config.num_cores:

@@ -83,7 +83,7 @@ def onednn_serves(x: Tensor, weight: Tensor) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and torch._C._len_torch_dispatch_stack() == 0
         and forward_ad._current_level < 0
-        and not torch.jit.is_tracing()
+        and torch._C._get_tracing_state() is None
     )
 
 
