@@ -8,10 +8,17 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from selectivit.cli import compare, distill, doctor, features, models
+from selectivit.cli import budget, compare, distill, doctor, features, models
 from selectivit.cli.memory import ADVICE, out_of_memory
 
-COMMANDS = {"doctor": doctor, "models": models, "features": features, "compare": compare, "distill": distill}
+COMMANDS = {
+    "doctor": doctor,
+    "models": models,
+    "features": features,
+    "compare": compare,
+    "distill": distill,
+    "budget": budget,
+}
 """Name -> module with HELP, add_arguments(parser) and run(options) -> exit status."""
 
 DONE, SOME_SKIPPED, NOTHING_DONE, FAULT, INTERRUPTED = 0, 1, 2, 70, 130

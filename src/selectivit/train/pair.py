@@ -49,7 +49,7 @@ class Pair(nn.Module):
         self.student, self.grid = student, grid
         self.learnt = LearntScale(student) if learn_scale else None
         self._teacher = (teacher.eval().requires_grad_(False),)
-        self.expects = {"student": expected_images(student), "teacher": expected_images(teacher)}
+        self.expects = {"student": preprocessing(student), "teacher": preprocessing(teacher)}
         for size in sizes:
             grids = [round(size / expected.patch_size) for expected in self.expects.values()]
             if grid == "refuse" and grids[0] != grids[1]:
@@ -120,21 +120,6 @@ class Pair(nn.Module):
             self.student.train(before)
 
 
-def expected_images(model: nn.Module) -> Preprocessing:
-    """What a model expects of its images, core-periphery models too.
-
-    Args:
-        model: any that `dense_tokens` knows.
-
-    Returns:
-        Mean, std, patch and image size.
-    """
-    if isinstance(model, Veca):
-        config = model.config
-        return Preprocessing(config.mean, config.std, config.patch_size, (config.image_size, config.image_size))
-    return preprocessing(model)
-
-
 def width_of(model: nn.Module) -> int:
     """The width of a model's tokens, found with one small image.
 
@@ -149,7 +134,7 @@ def width_of(model: nn.Module) -> int:
         >>> width_of(torchvision.models.VisionTransformer(32, 16, 1, 2, 24, 32))
         24
     """
-    expected, weight, mode = expected_images(model), next(model.parameters()), model.training
+    expected, weight, mode = preprocessing(model), next(model.parameters()), model.training
     with torch.no_grad():
         tokens = dense_tokens(model.eval(), torch.zeros(1, 3, *expected.image_size, device=weight.device))
     model.train(mode)
