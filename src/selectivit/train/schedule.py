@@ -180,8 +180,8 @@ OBJECTS365 = Schedule(
 # Small crops first: a step at 112 px costs a quarter of one at 224. Both are whole patches of 14 and of 16 px.
 SMALL = Schedule(
     (
-        Stage((Mix(6_000, {112: 0.75, 224: 0.25}),), lr=1e-3, min_lr=3e-4, warmup=300),
-        Stage((Mix(2_000, {224: 1.0}),), lr=3e-4, min_lr=1e-5, warmup=50),
+        Stage((Mix(5_500, {112: 0.75, 224: 0.25}),), lr=1e-3, min_lr=3e-4, warmup=300),
+        Stage((Mix(1_500, {224: 1.0}),), lr=3e-4, min_lr=1e-5, warmup=50),
     )
 )
 

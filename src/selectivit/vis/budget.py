@@ -41,7 +41,7 @@ def budget_picture(
     figure, buffer = Figure(figsize=(5 * len(costs), 4), layout="constrained"), io.BytesIO()
     panels = figure.subplots(1, len(costs), squeeze=False)[0]
     for axes, (title, values), colour in zip(panels, costs.items(), COLOURS, strict=False):
-        order = sorted(range(len(budgets)), key=lambda i: values[i])
+        order = sorted(range(len(budgets)), key=lambda i: budgets[i])
         axes.plot([values[i] for i in order], [quality[i] for i in order], color=colour, marker="o", linewidth=2)
         for budget, cost, cosine in zip(budgets, values, quality, strict=True):
             axes.annotate(str(budget), (cost, cosine), (4, -12), textcoords="offset points", fontsize=9)
