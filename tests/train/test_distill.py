@@ -78,6 +78,19 @@ def test_a_run_stopped_anywhere_ends_with_the_same_weights(step, whole, photos, 
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_the_best_student_stays_the_best_over_a_stop(photos, tmp_path, monkeypatch):
+    falling = iter(0.9 - 0.1 * i for i in range(9))
+    monkeypatch.setattr(keeping, "means", lambda sums: {"global_cosine": 0.0, "patch_cosine": next(falling)})
+    settings = quick(validate_every=1)
+    with pytest.raises(Stop):
+        distill(make_student(), make_teacher(), [photos], tmp_path, settings, HERE, tell=stop_at(3))
+    first = load_file(tmp_path / "best" / "model.safetensors")
+    result = distill(make_student(), make_teacher(), [photos], tmp_path, settings, HERE)
+    assert result.best_validation == {"global_cosine": 0.0, "patch_cosine": 0.9, "step": 1}
+    kept = load_file(tmp_path / "best" / "model.safetensors")
+    assert all(torch.equal(kept[name], first[name]) for name in first)
+
+
 def test_parts_of_a_step_add_up_to_it(whole, photos, tmp_path):
     student = make_student()
     with pytest.raises(Stop):
