@@ -6,8 +6,8 @@ import signal
 import sys
 
 import torch
+from tiny_runs import make_student, make_teacher, quick
 
-from conftest import make_student, make_teacher, quick
 from selectivit.train.distill import distill
 from selectivit.train.settings import Running
 

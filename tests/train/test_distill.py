@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_runs import make_student, make_teacher, quick, same, write_photos
 
-from conftest import make_student, make_teacher, quick, same, write_photos
 from selectivit import Calibration, features, load_model, swap_attention
 from selectivit.models.veca import Veca
 from selectivit.swap.learn_scale import LearntScale

@@ -17,8 +17,8 @@ import pytest
 import torch
 from run_tiny import main
 from safetensors.torch import load_file
+from tiny_runs import make_student, make_teacher, quick
 
-from conftest import make_student, make_teacher, quick
 from selectivit.train.distill import distill
 from selectivit.train.settings import Running
 

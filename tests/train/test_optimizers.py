@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
+from tiny_runs import make_student, make_teacher
 from torch import nn
 
-from conftest import make_student, make_teacher
 from selectivit.train.optimizers import MuonAdamW, gradients_finite, split_parameters
 
 
