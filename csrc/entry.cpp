@@ -52,28 +52,39 @@ int share(int64_t total, int32_t threads, Body body) {
   return worst;
 }
 
-int gather_keys(const Kernel& kernel, const Attention& a, const AttentionGradients& g, const UnitLists* lists) {
-  const int64_t heads = a.batch * a.heads, units = units_per_head(a.n);
-  int64_t entries = 0;
-  for (int64_t u = 0; u < units * heads; ++u) {
-    const Unit unit = unit_at(a, u);
-    entries += lists[u].start[unit.end - unit.begin];
+// Units [begin, end), a few at a time: their rows, then by keys what they add to dk and dv, in their order.
+int backward_units(const Kernel& kernel, const Attention& a, const AttentionGradients& g, int64_t begin, int64_t end,
+                   int32_t threads) {
+  const int64_t per_head = units_per_head(a.n), size = unit_list_bytes(a);
+  int64_t some = threads > 1 ? 4 * threads : 1;  // one alone stays in the cache; for several threads, some to share
+  if (some > end - begin) some = end - begin;
+  char* memory = static_cast<char*>(std::malloc(some * size + 64));
+  UnitLists* lists = static_cast<UnitLists*>(std::malloc(some * sizeof(UnitLists)));
+  int status = memory && lists ? 0 : 2;
+  char* aligned = memory + (64 - reinterpret_cast<uintptr_t>(memory) % 64) % 64;
+  for (int64_t i = 0; i < some && !status; ++i) lists[i] = unit_lists(a, aligned + i * size);
+  for (int64_t at = begin; at < end && !status; at += some) {
+    const int64_t until = at + some < end ? at + some : end;
+    status = share(until - at, threads, [&](int64_t from, int64_t to) {
+      return kernel.backward_rows(a, g, at + from, at + to, lists + from);
+    });
+    const int64_t first = at / per_head, heads = (until - 1) / per_head - first + 1;
+    const int64_t pieces = threads < a.m ? threads : a.m;  // of each head's keys; the result is the same for any
+    if (status) break;
+    status = share(heads * pieces, threads, [&](int64_t from, int64_t to) {
+      int worst = 0;
+      for (int64_t i = from; i < to; ++i) {
+        const int64_t head = first + i / pieces, piece = i % pieces;
+        for (int64_t u = at; u < until && !worst; ++u)
+          if (u / per_head == head)
+            worst = kernel.backward_keys(a, g, u, a.m * piece / pieces, a.m * (piece + 1) / pieces, lists[u - at]);
+      }
+      return worst;
+    });
   }
-  // Enough pieces for the threads, and small enough to order in a few megabytes; the result is the same for any.
-  int64_t pieces = (a.threads + heads - 1) / heads;
-  const int64_t by_memory = 1 + entries / heads / 500000;
-  if (a.threads > heads) pieces *= 2;
-  if (pieces < by_memory) pieces = by_memory;
-  if (pieces > a.m) pieces = a.m;
-  return share(heads * pieces, a.threads, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t piece = i % pieces;
-      const int status =
-          kernel.backward_keys(a, g, i / pieces, a.m * piece / pieces, a.m * (piece + 1) / pieces, lists);
-      if (status) return status;
-    }
-    return 0;
-  });
+  std::free(lists);
+  std::free(memory);
+  return status;
 }
 
 }  // namespace
@@ -106,19 +117,13 @@ SELECTIVIT_API int32_t selectivit_forward(const Attention* a, int32_t which) {
 
 SELECTIVIT_API int32_t selectivit_backward(const Attention* a, const AttentionGradients* g, int32_t which) {
   const Kernel& kernel = chosen(which);
-  const int64_t total = a->batch * a->heads * units_per_head(a->n);
-  UnitLists* lists = static_cast<UnitLists*>(std::calloc(total, sizeof(UnitLists)));
-  if (!lists) return 2;
-  int status = share(total, a->threads, [&](int64_t begin, int64_t end) {
-    return kernel.backward_rows(*a, *g, begin, end, lists);
+  const int64_t heads = a->batch * a->heads, units = units_per_head(a->n);
+  // Whole heads where these share out well: their threads never wait for each other.
+  if (heads % a->threads && heads < 4 * a->threads)
+    return backward_units(kernel, *a, *g, 0, heads * units, a->threads);
+  return share(heads, a->threads, [&](int64_t begin, int64_t end) {
+    return backward_units(kernel, *a, *g, begin * units, end * units, 1);
   });
-  if (!status) status = gather_keys(kernel, *a, *g, lists);
-  for (int64_t u = 0; u < total; ++u) {
-    std::free(lists[u].p);
-    std::free(lists[u].owned);
-  }
-  std::free(lists);
-  return status;
 }
 
 SELECTIVIT_API int32_t selectivit_entmax_rows(const Rows* a, int32_t which) {

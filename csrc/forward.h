@@ -34,8 +34,23 @@ struct Sink {
   float* u = nullptr;
   int32_t* index = nullptr;
   int64_t used = 0, capacity = 0;
-  bool full = false;
+  bool full = false, bad = false;  // bad: a row of NaN
+  RowThreshold rows[kUnitRows] = {};
 };
+
+inline Sink sink_of(const SavedUnit& saved) {
+  Sink sink;
+  sink.start = saved.start;
+  sink.u = saved.u;
+  sink.index = saved.index;
+  sink.capacity = saved.capacity;
+  sink.start[0] = 0;
+  return sink;
+}
+inline void finish(const SavedUnit& saved, const Sink& sink, int64_t rows) {
+  if (sink.bad) saved.start[0] = kSearchAgain;
+  else if (sink.full) save_thresholds(saved, sink.rows, rows);
+}
 
 template <class S, class P>
 class Forward {
@@ -187,8 +202,10 @@ class Forward {
     const int64_t row = block + r, at = unit_.head * a_.n + row;
     factors_[r] = bad ? NAN : 0.0f;  // times a sum of nothing
     if (tau_out_) tau_out_[at] = bad ? NAN : 0.0f;
-    if (sink_ && bad) sink_->full = true;
-    if (sink_ && sink_->start) sink_->start[row - unit_.begin + 1] = sink_->used;
+    if (!sink_) return;
+    if (bad) sink_->bad = true;
+    sink_->start[row - unit_.begin + 1] = sink_->used;
+    sink_->rows[row - unit_.begin] = {0, __builtin_inff(), 0};
   }
 
   static float top_of(float* values, int n) {
@@ -208,7 +225,10 @@ class Forward {
     float* u = sink_ ? reserve(n) : nullptr;
     kept_[r] = probabilities<S>(power_, values, indices_ + list, n, found.threshold, u);
     factors_[r] = 1 / found.sum;
-    if (sink_) keep(row, indices_ + list, kept_[r], found.sum, u);
+    if (sink_) {
+      sink_->rows[row - unit_.begin] = {top, found.threshold, power_.inverse_norm(found.sum)};
+      keep(row, indices_ + list, kept_[r], u);
+    }
     if (tau_out_) tau_out_[at] = found.threshold;
   }
 
@@ -225,9 +245,9 @@ class Forward {
     return sink_->u + sink_->used;
   }
 
-  void keep(int64_t row, const int32_t* indices, int kept, float sum, float* u) {
+  void keep(int64_t row, const int32_t* indices, int kept, float* u) {
     if (!u) return;
-    const float norm = power_.inverse_norm(sum);
+    const float norm = sink_->rows[row - unit_.begin].norm;
     for (int j = 0; j < kept; ++j) u[j] *= norm;
     std::memcpy(sink_->index + sink_->used, indices, kept * sizeof(int32_t));
     sink_->used += kept;
@@ -262,10 +282,9 @@ int forward_unit(const Attention& a, int64_t index, HeadState* state) {
   Forward<S, P> forward(a, state);
   if (!a.saved) return forward.run(unit, a.out, a.tau_out, nullptr);
   const SavedUnit saved = saved_unit(a, index);
-  Sink sink{saved.start, saved.u, saved.index, 0, saved.capacity, false};
-  sink.start[0] = 0;
+  Sink sink = sink_of(saved);
   const int status = forward.run(unit, a.out, a.tau_out, &sink);
-  if (sink.full) saved.start[0] = -1;
+  finish(saved, sink, unit.end - unit.begin);
   return status;
 }
 

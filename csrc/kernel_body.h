@@ -19,7 +19,7 @@ template <class P>
 int rows_range(const Attention& a, const AttentionGradients& g, int64_t begin, int64_t end, UnitLists* lists) {
   HeadState state;
   for (int64_t i = begin; i < end; ++i)
-    if (const int status = backward_rows<Simd, P>(a, g, i, &state, lists + i)) return status;
+    if (const int status = backward_rows<Simd, P>(a, g, i, &state, lists + (i - begin))) return status;
   return kDone;
 }
 
@@ -40,9 +40,9 @@ int rows_of(const Attention& a, const AttentionGradients& g, int64_t begin, int6
   return rows_range<Real<Simd>>(a, g, begin, end, lists);
 }
 
-int keys_of(const Attention& a, const AttentionGradients& g, int64_t head, int64_t begin, int64_t end,
-            const UnitLists* lists) {
-  return backward_keys<Simd>(a, g, head, begin, end, lists);
+int keys_of(const Attention& a, const AttentionGradients& g, int64_t unit, int64_t begin, int64_t end,
+            const UnitLists& lists) {
+  return backward_keys<Simd>(a, g, unit, begin, end, lists);
 }
 
 int rowwise(const Rows& a, int64_t begin, int64_t end) {

@@ -59,8 +59,10 @@ struct Unit {
   int64_t begin, end;      // query rows
 };
 
+constexpr int kUnitRows = 128;   // at most
+
 inline int64_t unit_rows(int64_t n) {
-  const int64_t pieces = (n + 127) / 128;
+  const int64_t pieces = (n + kUnitRows - 1) / kUnitRows;
   const int64_t rows = (n + pieces - 1) / pieces;
   return (rows + kBlockRows - 1) / kBlockRows * kBlockRows;
 }

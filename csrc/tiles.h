@@ -1,0 +1,90 @@
+// Dense products over chosen keys: 16 query rows stand side by side, and a tile of the result stays in registers.
+#pragma once
+#include "problem.h"
+
+namespace selectivit {
+namespace {
+
+// Rows turned for the tiles: dimension by dimension, 16 rows each. Rows past the last are zeros.
+template <class S>
+inline void turn_rows(const float* x, int64_t stride, int rows, int64_t width, float* turned) {
+  float padded[kBlockRows * 16];
+  for (int64_t c = 0; c < width; c += 16) {
+    if (rows == kBlockRows) {
+      S::transpose(x + c, stride, turned + c * kBlockRows, kBlockRows);
+      continue;
+    }
+    for (int i = 0; i < kBlockRows * 16; ++i) padded[i] = i / 16 < rows ? x[i / 16 * stride + c + i % 16] : 0.0f;
+    S::transpose(padded, 16, turned + c * kBlockRows, kBlockRows);
+  }
+}
+
+template <class S>
+constexpr int kTileKeys = S::W / 2;  // keys against 16 turned rows at once
+
+// out[j][r] = x[j] . row r.
+template <class S>
+inline void dot_tile(const float* const* x, const float* turned, int64_t width, float* out) {
+  constexpr int V = kBlockRows / S::W, K = kTileKeys<S>;
+  typename S::F acc[K][V];
+#pragma GCC unroll 8
+  for (int a = 0; a < K; ++a)
+#pragma GCC unroll 4
+    for (int c = 0; c < V; ++c) acc[a][c] = S::zero();
+  for (int64_t i = 0; i < width; ++i) {
+    typename S::F row[V];
+#pragma GCC unroll 4
+    for (int c = 0; c < V; ++c) row[c] = S::load(turned + i * kBlockRows + c * S::W);
+#pragma GCC unroll 8
+    for (int a = 0; a < K; ++a) {
+      const typename S::F y = S::set(x[a][i]);
+#pragma GCC unroll 4
+      for (int c = 0; c < V; ++c) acc[a][c] = S::fma(y, row[c], acc[a][c]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int a = 0; a < K; ++a)
+#pragma GCC unroll 4
+    for (int c = 0; c < V; ++c) S::store(out + a * kBlockRows + c * S::W, acc[a][c]);
+}
+
+template <class S>
+constexpr int kSums = S::kTileRows / 2;  // sums of weighted rows at once
+
+// to[a] += sum over i of weight(a, i) * row(i), over kVectors vectors of columns; in the order of i, one rounding each,
+// so that the result depends on neither the grouping of the sums nor the pieces that i comes in.
+template <class S, int kVectors, class Weight, class Row>
+inline void add_columns(float* const* to, int64_t column, int64_t steps, Weight weight, Row row) {
+  constexpr int A = kSums<S>;
+  typename S::F acc[A][kVectors];
+#pragma GCC unroll 4
+  for (int a = 0; a < A; ++a)
+#pragma GCC unroll 4
+    for (int c = 0; c < kVectors; ++c) acc[a][c] = S::load(to[a] + column + c * S::W);
+  for (int64_t i = 0; i < steps; ++i) {
+    const float* x = row(i) + column;
+    typename S::F y[kVectors];
+#pragma GCC unroll 4
+    for (int c = 0; c < kVectors; ++c) y[c] = S::load(x + c * S::W);
+#pragma GCC unroll 4
+    for (int a = 0; a < A; ++a) {
+      const typename S::F w = S::set(weight(a, i));
+#pragma GCC unroll 4
+      for (int c = 0; c < kVectors; ++c) acc[a][c] = S::fma(w, y[c], acc[a][c]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int a = 0; a < A; ++a)
+#pragma GCC unroll 4
+    for (int c = 0; c < kVectors; ++c) S::store(to[a] + column + c * S::W, acc[a][c]);
+}
+
+template <class S, class Weight, class Row>
+inline void add_rows(float* const* to, int64_t width, int64_t steps, Weight weight, Row row) {
+  int64_t c = 0;
+  for (; c + 4 * S::W <= width; c += 4 * S::W) add_columns<S, 4>(to, c, steps, weight, row);
+  for (; c < width; c += S::W) add_columns<S, 1>(to, c, steps, weight, row);
+}
+
+}  // namespace
+}  // namespace selectivit

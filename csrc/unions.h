@@ -1,0 +1,76 @@
+// The keys that any of 16 query rows attends to, and u of all 16 rows at each: from the saved lists, or, where a unit's
+// survivors outgrew their room, from scores computed anew and the rows' thresholds.
+#pragma once
+#include "saved.h"
+#include "scratch.h"
+#include "tiles.h"
+
+namespace selectivit {
+namespace {
+
+// The lists of rows [first, first + rows) of a unit -> keys, u (16 a key); returns how many keys, or -1 without memory.
+template <class S>
+inline int64_t union_of_lists(const SavedUnit& saved, int64_t first, int rows, int64_t m, int32_t* keys, float* u) {
+  // marks are all 0 between calls; place of a key is only read where it was written before
+  float* marks = static_cast<float*>(room(kStrip, 2 * (padded_keys(m) + 64) * sizeof(float)));
+  if (!marks) return -1;
+  float* unused = marks + padded_keys(m) + 64;
+  int32_t* place = reinterpret_cast<int32_t*>(unused);
+  for (int64_t j = 0; j < padded_keys(m); ++j) marks[j] = 0;
+  const int64_t* start = saved.start + first;
+  for (int64_t i = start[0]; i < start[rows]; ++i) marks[saved.index[i]] = 1;
+  int n = 0;
+  for (int64_t j = 0; j < padded_keys(m); j += S::W)
+    n = S::keep_above(S::load(marks + j), S::zero(), static_cast<int32_t>(j), unused, keys, n);
+  for (int i = 0; i < n; ++i) place[keys[i]] = i;
+  std::memset(u, 0, n * kBlockRows * sizeof(float));
+  for (int r = 0; r < rows; ++r)
+    for (int64_t i = start[r]; i < start[r + 1]; ++i)
+      u[static_cast<int64_t>(place[saved.index[i]]) * kBlockRows + r] = saved.u[i];
+  return n;
+}
+
+// z of one key's 16 rows with the mask applied.
+inline void mask_key(const Attention& a, int64_t head, int64_t row, int rows, int64_t key, float eps, float* z) {
+  const int64_t at = offset(a.mask_stride, a, head) + row * a.mask_stride[2] + key * a.mask_stride[3];
+  if (a.mask_kind == kBoolMask) {
+    const uint8_t* mask = static_cast<const uint8_t*>(a.mask) + at;
+    for (int r = 0; r < rows; ++r) z[r] = mask[r * a.mask_stride[2]] ? z[r] : -__builtin_inff();
+  } else {
+    const float* mask = static_cast<const float*>(a.mask) + at;
+    for (int r = 0; r < rows; ++r) z[r] += mask[r * a.mask_stride[2]] * eps;
+  }
+}
+
+// turned: the 16 rows' queries, times scale and eps.
+template <class S>
+inline int64_t union_of_scores(const Attention& a, int64_t head, int64_t row, int rows, const RowThreshold* thresholds,
+                               const float* turned, float eps, int32_t* keys, float* u) {
+  alignas(64) float top[kBlockRows] = {}, tau[kBlockRows], norm[kBlockRows] = {};
+  for (int r = 0; r < kBlockRows; ++r) tau[r] = __builtin_inff();
+  for (int r = 0; r < rows; ++r) top[r] = thresholds[r].top, tau[r] = thresholds[r].tau, norm[r] = thresholds[r].norm;
+  const float* k = a.k + offset(a.k_stride, a, head);
+  int64_t n = 0;
+  for (int64_t j = 0; j < a.m; j += kTileKeys<S>) {
+    const float* x[kTileKeys<S>];
+    alignas(64) float z[kTileKeys<S> * kBlockRows];
+    for (int i = 0; i < kTileKeys<S>; ++i) x[i] = k + (j + i < a.m ? j + i : a.m - 1) * a.k_stride[2];
+    dot_tile<S>(x, turned, a.d, z);
+    for (int i = 0; i < kTileKeys<S> && j + i < a.m; ++i) {
+      if (a.mask_kind != kNoMask) mask_key(a, head, row, rows, j + i, eps, z + i * kBlockRows);
+      typename S::F most = S::zero();
+      for (int c = 0; c < kBlockRows; c += S::W) {
+        typename S::F x = (S::load(z + i * kBlockRows + c) - S::load(top + c)) - S::load(tau + c);
+        x = S::max(x, S::zero()) * S::load(norm + c);
+        most = S::max(most, x);
+        S::store(u + n * kBlockRows + c, x);
+      }
+      keys[n] = static_cast<int32_t>(j + i);
+      n += S::count_positive(most) > 0;
+    }
+  }
+  return n;
+}
+
+}  // namespace
+}  // namespace selectivit
