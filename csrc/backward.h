@@ -6,6 +6,7 @@
 
 #include "forward.h"
 #include "lists.h"
+#include "row_gradients.h"
 
 namespace selectivit {
 namespace {
@@ -85,13 +86,17 @@ int backward_rows(const Attention& a, const AttentionGradients& g, int64_t index
   lists->ds = lists->p + used + 16;
   const P power(a.alpha);
   const float *k = a.k + offset(a.k_stride, a, unit.head), *v = a.v + offset(a.v_stride, a, unit.head);
-  const float* grad = g.grad + offset(g.grad_stride, a, unit.head);
+  const float *q = a.q + offset(a.q_stride, a, unit.head), *grad = g.grad + offset(g.grad_stride, a, unit.head);
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t at = lists->start[r], n = lists->start[r + 1] - at, row = unit.begin + r;
     const int32_t* ids = lists->index + at;
     dot_rows<S>(grad + row * g.grad_stride[2], ids, static_cast<int>(n), v, a.v_stride[2], a.e, dp);
-    score_gradients<S>(power, lists->u + at, dp, n, row_scale(a, unit.head, row), lists->p + at, lists->ds + at);
-    mix_rows<S>(lists->ds + at, ids, static_cast<int>(n), k, a.k_stride[2], a.d, 1, g.dq + (unit.head * a.n + row) * a.d);
+    const float scale = row_scale(a, unit.head, row);
+    float *p = lists->p + at, *ds = lists->ds + at, *dq = g.dq + (unit.head * a.n + row) * a.d;
+    score_gradients<S>(power, lists->u + at, dp, n, g.dscale ? 1 : scale, p, ds);
+    mix_rows<S>(ds, ids, static_cast<int>(n), k, a.k_stride[2], a.d, 1, dq);
+    if (g.dscale) g.dscale[unit.head * a.n + row] = scale_gradient<S>(q + row * a.q_stride[2], dq, a.d, scale, ds, n);
+    if (g.dalpha) g.dalpha[unit.head * a.n + row] = alpha_gradient<S>(lists->u + at, p, dp, n, a.alpha - 1);
   }
   return kDone;
 }
