@@ -4,6 +4,7 @@
 #pragma once
 #include "forward.h"
 #include "lists.h"
+#include "row_gradients.h"
 #include "tiles.h"
 #include "unions.h"
 
@@ -30,10 +31,10 @@ int gather_unit(const Attention& a, int64_t index, HeadState* state, SavedUnit* 
   return sink.bad ? kDeclined : kDone;
 }
 
-// p and the gradients of the scores of 16 rows, n keys: u -> p and dp -> ds in place. slopes: room for n keys.
+// p and the slopes of 16 rows at n keys, in place of u; and each row's mean of dp under its slopes.
 // Where a row's u is 0 its dp counts for nothing, be it NaN.
 template <class S, class P>
-inline void score_gradients(const P& power, int64_t n, const float* scales, float* u_p, float* dp_ds, float* slopes) {
+inline void slopes_and_means(const P& power, int64_t n, const float* dp, float* u_p, float* slopes, float* means) {
   using F = typename S::F;
   for (int c = 0; c < kBlockRows; c += S::W) {
     F weights = S::zero(), weighted = S::zero();
@@ -42,9 +43,18 @@ inline void score_gradients(const P& power, int64_t n, const float* scales, floa
       S::store(slopes + j, s);
       S::store(u_p + j, s * u);
       weights = weights + s;
-      weighted = S::fma(s, S::where_positive(s, S::load(dp_ds + j)), weighted);
+      weighted = S::fma(s, S::where_positive(s, S::load(dp + j)), weighted);
     }
-    const F mean = S::where_positive(weights, weighted / weights), scale = S::load(scales + c);
+    S::store(means + c, S::where_positive(weights, weighted / weights));
+  }
+}
+
+// The gradients of the scores, in place of dp.
+template <class S>
+inline void score_gradients(int64_t n, const float* slopes, const float* means, const float* scales, float* dp_ds) {
+  using F = typename S::F;
+  for (int c = 0; c < kBlockRows; c += S::W) {
+    const F mean = S::load(means + c), scale = S::load(scales + c);
     for (int64_t j = c; j < n * kBlockRows; j += kBlockRows) {
       const F s = S::load(slopes + j);
       S::store(dp_ds + j, S::where_positive(s, s * (S::load(dp_ds + j) - mean) * scale));
@@ -87,19 +97,37 @@ class BackwardRows {
       n = union_of_lists<S>(saved_, first, rows, a_.m, keys, p);
     }
     if (n < 0) return n;
-    const float* v = a_.v + offset(a_.v_stride, a_, head);
-    const float* grad = g_.grad + offset(g_.grad_stride, a_, head) + row * g_.grad_stride[2];
+    value_products(row, rows, keys, n, ds);
+    alignas(64) float means[kBlockRows], scales[kBlockRows] = {}, ones[kBlockRows], alphas[kBlockRows];
+    for (int r = 0; r < kBlockRows; ++r) ones[r] = 1;
+    for (int r = 0; r < rows; ++r) scales[r] = row_scale(a_, head, row + r);
+    slopes_and_means<S>(power_, n, ds, p, slopes_, means);
+    if (g_.dalpha) {
+      alpha_gradients<S>(n, slopes_, p, ds, eps_, alphas);
+      std::memcpy(g_.dalpha + head * a_.n + row, alphas, rows * sizeof(float));
+    }
+    score_gradients<S>(n, slopes_, means, g_.dscale ? ones : scales, ds);
+    query_gradients(rows, keys, ds, n);
+    if (g_.dscale) {
+      const float* q = a_.q + offset(a_.q_stride, a_, head) + row * a_.q_stride[2];
+      for (int r = 0; r < rows; ++r)
+        g_.dscale[head * a_.n + row + r] = scale_gradient<S>(q + r * a_.q_stride[2], rows_ + r * a_.d, a_.d, scales[r]);
+      scale_tile<S>(ds, n, scales);
+    }
+    std::memcpy(g_.dq + (head * a_.n + row) * a_.d, rows_, rows * a_.d * sizeof(float));
+    return n;
+  }
+
+  // dO . v of 16 rows at n keys.
+  void value_products(int64_t row, int rows, const int32_t* keys, int64_t n, float* dp) {
+    const float* v = a_.v + offset(a_.v_stride, a_, unit_.head);
+    const float* grad = g_.grad + offset(g_.grad_stride, a_, unit_.head) + row * g_.grad_stride[2];
     turn_rows<S>(grad, g_.grad_stride[2], rows, a_.e, turned_);
     for (int64_t j = 0; j < n; j += kTileKeys<S>) {
       const float* x[kTileKeys<S>];
       for (int i = 0; i < kTileKeys<S>; ++i) x[i] = v + keys[j + i < n ? j + i : n - 1] * a_.v_stride[2];
-      dot_tile<S>(x, turned_, a_.e, ds + j * kBlockRows);
+      dot_tile<S>(x, turned_, a_.e, dp + j * kBlockRows);
     }
-    alignas(64) float scales[kBlockRows] = {};
-    for (int r = 0; r < rows; ++r) scales[r] = row_scale(a_, head, row + r);
-    score_gradients<S>(power_, n, scales, p, ds, slopes_);
-    query_gradients(row, rows, keys, ds, n);
-    return n;
   }
 
   // As the forward pass scales them, so that the scores come out the same.
@@ -113,7 +141,8 @@ class BackwardRows {
     turn_rows<S>(rows_, a_.d, rows, a_.d, turned_);
   }
 
-  void query_gradients(int64_t row, int rows, const int32_t* keys, const float* ds, int64_t n) {
+  // dq of 16 rows, into rows_.
+  void query_gradients(int rows, const int32_t* keys, const float* ds, int64_t n) {
     const float* k = a_.k + offset(a_.k_stride, a_, unit_.head);
     const int64_t stride = a_.k_stride[2];
     std::memset(rows_, 0, kBlockRows * a_.d * sizeof(float));
@@ -126,7 +155,6 @@ class BackwardRows {
             [&](int i, int64_t s) { return ds[(j + s) * kBlockRows + r + i]; },
             [&](int64_t s) { return k + keys[j + s] * stride; });
       }
-    std::memcpy(g_.dq + (unit_.head * a_.n + row) * a_.d, rows_, rows * a_.d * sizeof(float));
   }
 
   const Attention& a_;

@@ -52,11 +52,24 @@ int share(int64_t total, int32_t threads, Body body) {
   return worst;
 }
 
+// Outside [1.05, 2] the powers magnify float32's rounding, or the norm is not convex: the caller's other path serves.
+bool alphas_served(const Attention& a) {
+  if (!a.alphas) return true;
+  for (int64_t head = 0; head < a.batch * a.heads; ++head) {
+    const float alpha = a.alphas[offset(a.alpha_stride, a, head)];
+    if (!(alpha >= 1.05f && alpha <= 2)) return false;
+  }
+  return true;
+}
+
+constexpr int64_t kGroupBytes = 64 << 20;  // of tiles, where a unit for every thread takes less
+
 // Units [begin, end), a few at a time: their rows, then by keys what they add to dk and dv, in their order.
 int backward_units(const Kernel& kernel, const Attention& a, const AttentionGradients& g, int64_t begin, int64_t end,
                    int32_t threads) {
   const int64_t per_head = units_per_head(a.n), size = unit_list_bytes(a);
-  int64_t some = threads > 1 ? 4 * threads : 1;  // one alone stays in the cache; for several threads, some to share
+  int64_t some = threads > 1 ? 4 * threads : 1;  // one alone stays in the cache; several threads need some to share
+  if (some * size > kGroupBytes) some = threads;
   if (some > end - begin) some = end - begin;
   char* memory = static_cast<char*>(std::malloc(some * size + 64));
   UnitLists* lists = static_cast<UnitLists*>(std::malloc(some * sizeof(UnitLists)));
@@ -92,7 +105,7 @@ int backward_units(const Kernel& kernel, const Attention& a, const AttentionGrad
 
 using namespace selectivit;
 
-SELECTIVIT_API int32_t selectivit_abi() { return 1; }
+SELECTIVIT_API int32_t selectivit_abi() { return 2; }
 SELECTIVIT_API int32_t selectivit_kernels() { return number_of_kernels; }
 SELECTIVIT_API const char* selectivit_kernel_name(int32_t which) { return chosen(which).name; }
 SELECTIVIT_API int32_t selectivit_has_threads() {
@@ -104,10 +117,12 @@ SELECTIVIT_API int32_t selectivit_has_threads() {
 }
 SELECTIVIT_API int64_t selectivit_saved_bytes(int64_t heads, int64_t n, int64_t m) { return saved_total_bytes(heads, n, m); }
 
-// 0: done. 1: declined (NaN or infinity in q or k: the caller's other path holds the policy). 2: out of memory.
+// 0: done. 1: declined (NaN or infinity in q or k, or an alpha not served: the caller's other path holds the policy).
+// 2: out of memory.
 SELECTIVIT_API int32_t selectivit_forward(const Attention* a, int32_t which) {
   const Kernel& kernel = chosen(which);
   const int64_t total = a->batch * a->heads * units_per_head(a->n);
+  if (!alphas_served(*a)) return 1;
   const int status =
       share(total, a->threads, [&](int64_t begin, int64_t end) { return kernel.forward(*a, begin, end); });
   if (status && a->saved)
@@ -118,6 +133,7 @@ SELECTIVIT_API int32_t selectivit_forward(const Attention* a, int32_t which) {
 SELECTIVIT_API int32_t selectivit_backward(const Attention* a, const AttentionGradients* g, int32_t which) {
   const Kernel& kernel = chosen(which);
   const int64_t heads = a->batch * a->heads, units = units_per_head(a->n);
+  if (!alphas_served(*a)) return 1;
   // Whole heads where these share out well: their threads never wait for each other.
   if (heads % a->threads && heads < 4 * a->threads)
     return backward_units(kernel, *a, *g, 0, heads * units, a->threads);

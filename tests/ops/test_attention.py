@@ -177,7 +177,7 @@ def test_registered_as_torch_expects(op):
     else:
         args = (q, k, v, None, None, None, 1.5, 0.5)
         torch.library.opcheck(torch.ops.selectivit.entmax_attention.default, args, test_utils="test_faketensor")
-        back = (q, q[..., :1], q, k, v, None, None, None, 1.5, 0.5, True)
+        back = (q, q[..., :1], q, k, v, None, None, None, 1.5, 0.5, [True, False, False])
         torch.library.opcheck(
             torch.ops.selectivit.entmax_attention_backward.default, back, test_utils="test_faketensor"
         )

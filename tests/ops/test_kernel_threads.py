@@ -56,7 +56,7 @@ def test_fork_after_use():
     expected = sv.entmax_attention(q, q, q)
     child = os.fork()
     if child == 0:
-        os._exit(0 if torch.equal(cpu.attention(q, q, q, None, None, 1.5, 32**-0.5, None)[0], expected) else 3)
+        os._exit(0 if torch.equal(cpu.attention(q, q, q, None, None, None, 1.5, 32**-0.5, None)[0], expected) else 3)
     end = time.monotonic() + 30
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)

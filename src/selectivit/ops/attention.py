@@ -90,12 +90,21 @@ def without_autocast(q: Tensor) -> contextlib.AbstractContextManager[Any]:
 
 
 def _expanded_rows(value: Tensor, name: str, rows: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """One number for every row, as (…, N, 1); or one for all rows of a head, as (…, 1, 1)."""
     padded = (1,) * (len(rows) - value.ndim) + tuple(value.shape)
     if len(padded) != len(rows) or any(p not in (1, r) for p, r in zip(padded, rows, strict=True)):
-        raise ValueError(
-            f"{name} of shape {tuple(value.shape)} does not broadcast to (…, N, 1) = {rows}; one per head is (H, 1, 1)"
-        )
-    return value.to(dtype).expand(rows)
+        raise ValueError(_row_shape_text(value, name, rows))
+    return value.to(dtype).expand(*rows[:-2], padded[-2], 1)
+
+
+def _row_shape_text(value: Tensor, name: str, rows: tuple[int, ...]) -> str:
+    shape, heads = tuple(value.shape), rows[-3] if len(rows) > 2 else None
+    text = f"{name} of shape {shape} does not broadcast to (…, N, 1) = {rows}; one per head is (H, 1, 1)"
+    if heads is not None and shape == (heads,):
+        return f"{text}: pass {name}.view({heads}, 1, 1), or {name}[:, None, None]"
+    if heads is not None and len(rows) > 3 and shape == (rows[-4], heads):
+        return f"{text}, one per batch element and head (B, H, 1, 1): pass {name}[:, :, None, None]"
+    return text
 
 
 def check_attention_inputs(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None) -> torch.Size:
