@@ -11,8 +11,6 @@
 namespace selectivit {
 namespace {
 
-constexpr int64_t kNearKeys = 48;  // keys whose rows stay in the first cache while several tiles use them
-
 // Survivors of a unit: those saved, or found again.
 template <class S, class P>
 int gather_unit(const Attention& a, int64_t index, HeadState* state, SavedUnit* found) {

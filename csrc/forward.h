@@ -4,6 +4,7 @@
 #include "scratch.h"
 #include "threshold.h"
 #include "values.h"
+#include "whole.h"
 #ifdef __AVX512VNNI__
 #include "screen_avx512.h"
 #endif
@@ -22,7 +23,7 @@ enum Status { kDone = 0, kDeclined = 1, kNoMemory = 2 };
 struct HeadState {
   int64_t head = -1;
   KeyNorms norms = {};
-  bool panels = false, screen = false;
+  bool panels = false, screen = false, values_known = false, values_finite = false;
 #ifdef __AVX512VNNI__
   ScreenKeys screen_keys = {};
 #endif
@@ -166,10 +167,17 @@ class Forward {
         bad[r] = mask_row<S>(a_, unit_.head, row + r, strip_ + r * list_, eps_, lanes_ + r * kLanes);
     lane_thresholds<S>(power_, lanes_, &thresholds_);
     int64_t kept = 0;
+    const bool whole = takes_whole(done, rows);
     for (int r = done; r < rows; ++r) {
       kept_[r] = 0;
       if (bad[r] || thresholds_.top[r] == kMinusInf) {
         edge_row(row, r, bad[r]);
+        if (whole) std::memset(strip_ + r * list_, 0, a_.m * sizeof(float));
+        continue;
+      }
+      if (whole) {
+        solve_whole(row + r, r);
+        *survivors += a_.m;
         continue;
       }
       const int n = collect(r);
@@ -178,12 +186,37 @@ class Forward {
       kept += kept_[r];
     }
     if (!out_) return;
+    if (whole) {
+      mix_whole<S>(strip_, list_, done, rows, a_.m, v_, a_.v_stride[2], a_.e, factors_, out_ + (unit_.head * a_.n + row) * a_.e);
+      return;
+    }
     const bool many = kept > (rows - done) * kManyValues * (a_.m * a_.e * 4 / kNearBytes);
     if (many && a_.e % (4 * S::W) == 0)
       mix_block<S>(values_ + done * list_, indices_ + done * list_, list_, kept_ + done, rows - done, a_.m, v_,
                    a_.v_stride[2], a_.e, factors_ + done, out_ + (unit_.head * a_.n + row + done) * a_.e);
     else
       for (int r = done; r < rows; ++r) mix_row(row, r, values_ + r * list_, indices_ + r * list_);
+  }
+
+  // Judged by two rows. A NaN in v must not reach rows that give it no weight: then by lists.
+  bool takes_whole(int done, int rows) {
+    const int some[2] = {done, (done + rows) / 2};
+    int64_t n = 0;
+    for (int r : some) n += count_above<S>(strip_ + r * list_, a_.m, thresholds_.top[r] + thresholds_.tau[r]);
+    if (static_cast<float>(n) < 2 * kWhole * static_cast<float>(a_.m)) return false;
+    if (!state_.values_known) state_.values_finite = key_norms<S>(v_, a_.v_stride[2], a_.m, a_.e).norm < 1e18f;
+    state_.values_known = true;
+    return state_.values_finite;
+  }
+
+  void solve_whole(int64_t row, int r) {
+    const float start = thresholds_.tau[r], top = thresholds_.top[r];
+    const Solution found = whole_row<S>(power_, strip_ + r * list_, a_.m, top, start > -1 ? start : -1.0f);
+    factors_[r] = 1 / found.sum;
+    if (tau_out_) tau_out_[unit_.head * a_.n + row] = found.threshold;
+    if (!sink_) return;
+    sink_->full = true;
+    sink_->rows[row - unit_.begin] = {top, found.threshold, power_.inverse_norm(found.sum)};
   }
 
   // Entries of the strip that may lie in the support, with their indices.
