@@ -1,7 +1,7 @@
 // Forward: blocks of 16 query rows. Scores of a block -> lane maxima -> thresholds -> survivors -> sparse P.V.
 #pragma once
-#include "saved.h"
 #include "scratch.h"
+#include "sink.h"
 #include "threshold.h"
 #include "values.h"
 #include "whole.h"
@@ -12,8 +12,8 @@
 namespace selectivit {
 namespace {
 
-constexpr float kDense = 0.25f;   // share of survivors above which the screen no longer pays
-constexpr float kSparse = 0.12f;  // and below which it pays again
+constexpr float kDense = 0.12f;   // share of survivors above which the screen no longer pays
+constexpr float kSparse = 0.07f;  // and below which it pays again
 
 constexpr int64_t kManyValues = 5;  // survivors of a row per near stretch of keys, for which stretches pay
 
@@ -28,30 +28,6 @@ struct HeadState {
   ScreenKeys screen_keys = {};
 #endif
 };
-
-// Where a row's survivors go for the backward pass.
-struct Sink {
-  int64_t* start = nullptr;
-  float* u = nullptr;
-  int32_t* index = nullptr;
-  int64_t used = 0, capacity = 0;
-  bool full = false, bad = false;  // bad: a row of NaN
-  RowThreshold rows[kUnitRows] = {};
-};
-
-inline Sink sink_of(const SavedUnit& saved) {
-  Sink sink;
-  sink.start = saved.start;
-  sink.u = saved.u;
-  sink.index = saved.index;
-  sink.capacity = saved.capacity;
-  sink.start[0] = 0;
-  return sink;
-}
-inline void finish(const SavedUnit& saved, const Sink& sink, int64_t rows) {
-  if (sink.bad) saved.start[0] = kSearchAgain;
-  else if (sink.full) save_thresholds(saved, sink.rows, rows);
-}
 
 template <class S, class P>
 class Forward {
@@ -147,7 +123,7 @@ class Forward {
       const float bound = screen_rows_.bound[r], least = thresholds_.top[r] + thresholds_.tau[r] - bound;
       const int n = screen_survivors(strip + r * list_, a_.m, least - bound, screen_rows_.unit[r], indices_);
       dot_rows<S>(q_ + r * kMaxWidth, indices_, n, k_, a_.k_stride[2], a_.d, values_);
-      solve_row(row + r, r, n, least, top_of(values_, n));
+      solve_row(row + r, r, n, least, top_of<S>(values_, n));
       mix_row(row, r, values_, indices_);
       *survivors += n;
       if (static_cast<float>(*survivors) > kDense * static_cast<float>(a_.m * (r + 3))) return r + 1;
@@ -239,13 +215,6 @@ class Forward {
     if (bad) sink_->bad = true;
     sink_->start[row - unit_.begin + 1] = sink_->used;
     sink_->rows[row - unit_.begin] = {0, __builtin_inff(), 0};
-  }
-
-  static float top_of(float* values, int n) {
-    for (int i = n; i < n + S::W; ++i) values[i] = kMinusInf;
-    typename S::F top = S::load(values);
-    for (int j = S::W; j < n; j += S::W) top = S::max(top, S::load(values + j));
-    return S::top(top);
   }
 
   // From n candidates in list r (the screen uses the first for every row) to p, its factor and tau_out.

@@ -11,11 +11,10 @@ namespace {
 // The lists of rows [first, first + rows) of a unit -> keys, u (16 a key); returns how many keys, or -1 without memory.
 template <class S>
 inline int64_t union_of_lists(const SavedUnit& saved, int64_t first, int rows, int64_t m, int32_t* keys, float* u) {
-  // marks are all 0 between calls; place of a key is only read where it was written before
   float* marks = static_cast<float*>(room(kStrip, 2 * (padded_keys(m) + 64) * sizeof(float)));
   if (!marks) return -1;
   float* unused = marks + padded_keys(m) + 64;
-  int32_t* place = reinterpret_cast<int32_t*>(unused);
+  int32_t* place = reinterpret_cast<int32_t*>(unused);  // of a key in the union; read where it was written
   for (int64_t j = 0; j < padded_keys(m); ++j) marks[j] = 0;
   const int64_t* start = saved.start + first;
   for (int64_t i = start[0]; i < start[rows]; ++i) marks[saved.index[i]] = 1;

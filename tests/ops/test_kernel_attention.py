@@ -95,6 +95,81 @@ def test_gradients(kernel, n, m, d, alpha, width, mask, seed):
 
 
 @every_kernel
+@given(
+    n=st.integers(1, 150),
+    m=st.integers(1, 600),
+    d=st.sampled_from((3, 16, 24, 64, 80, 128)),
+    e=st.sampled_from((5, 16, 48, 64, 128)),
+    alpha=st.sampled_from((1.05, 1.2, 1.25, 1.37, 1.5)),
+    width=st.sampled_from((0.003, 0.03, 0.1, 0.3)),
+    mask=st.sampled_from((None, "bool", "additive", "key", "rows")),
+    seed=st.integers(0, 99),
+)
+def test_outputs_and_gradients_where_most_keys_survive(kernel, n, m, d, e, alpha, width, mask, seed):
+    tensors = draw(1, 3, n, d, seed=seed) * width, draw(1, 3, m, d, seed=seed + 1), draw(1, 3, m, e, seed=seed + 2)
+    grad = draw(1, 3, n, e, seed=seed + 3)
+    attn_mask = {
+        None: None,
+        "bool": draw(1, 3, n, m, seed=seed) > -2,
+        "additive": draw(n, m, seed=seed) * width,
+        "key": draw(1, 1, 1, m, seed=seed) > -2,
+        "rows": (draw(n, 1, seed=seed) > -1).expand(n, m),
+    }[mask]
+
+    def attend(q, k, v):
+        return sv.entmax_attention(q, k, v, alpha=alpha, attn_mask=attn_mask)
+
+    with cpu.using(kernel):
+        out, found = gradients(attend, tensors, grad, torch.float32)
+    expected_out, expected = gradients(attend, tensors, grad, torch.float64)
+    assert error(out, expected_out) <= 1e-5
+    largest = max(t.norm().item() for t in expected)
+    for a, b in zip(found, expected, strict=True):
+        assert (a - b).norm() <= 1e-4 * b.norm() + 1e-6 * largest
+
+
+@every_kernel
+def test_gradients_over_many_blocks_of_every_density(kernel):
+    width = torch.logspace(-2, 1.5, 260)[:, None]  # from all keys to a few, within one unit and across them
+    tensors = draw(1, 2, 260, 64) * width, draw(1, 2, 300, 64, seed=1), draw(1, 2, 300, 64, seed=2)
+    grad = draw(1, 2, 260, 64, seed=3)
+    for alpha in (1.2, 1.5):
+        with cpu.using(kernel):
+            out, found = gradients(lambda *t: sv.entmax_attention(*t, alpha=alpha), tensors, grad, torch.float32)  # noqa: B023
+        expected_out, expected = gradients(
+            lambda *t: sv.entmax_attention(*t, alpha=alpha),  # noqa: B023
+            tensors,
+            grad,
+            torch.float64,
+        )
+        assert error(out, expected_out) <= 1e-5
+        for a, b in zip(found, expected, strict=True):
+            assert error(a, b) <= 1e-4
+
+
+def test_thresholds_are_kept_where_the_lists_outgrow_their_room():
+    q, k, v = draw(1, 1, 40, 16), draw(1, 1, 200, 16, seed=1), draw(1, 1, 200, 16, seed=2)
+    for width, kept in ((0.01, -2), (3.0, 0)):  # kThresholdsOnly of saved.h; lists begin at 0
+        saved = torch.full((cpu.saved_bytes(q, 200),), 255, dtype=torch.uint8)
+        assert cpu.attention(q * width, k, v, None, None, None, 1.5, 0.25, saved) is not None
+        assert saved.view(torch.int64)[0] == kept
+
+
+@every_kernel
+def test_nan_in_v_stays_with_the_rows_that_attend_to_it(kernel):
+    q, k, v = draw(1, 1, 40, 64) * 0.01, draw(1, 1, 300, 64, seed=1), draw(1, 1, 300, 64, seed=2)
+    v[0, 0, 7] = math.nan
+    mask = torch.ones(40, 300, dtype=torch.bool)
+    mask[10:14, 7] = False  # every other row attends to all keys
+    q, k, v = (t.requires_grad_() for t in (q, k, v))
+    with cpu.using(kernel):
+        out = sv.entmax_attention(q, k, v, attn_mask=mask)
+        dq, _, dv = torch.autograd.grad(out[0, 0, 10:14].sum(), (q, k, v))
+    assert out[0, 0, 10:14].isfinite().all() and out[0, 0, :10].isnan().all() and out[0, 0, 14:].isnan().all()
+    assert dq[0, 0, 10:14].isfinite().all() and dv.isfinite().all()
+
+
+@every_kernel
 def test_sparsemax_gradients_inside_a_support(kernel):
     q, k, v = draw(1, 2, 40, 16), draw(1, 2, 90, 16, seed=1), draw(1, 2, 90, 16, seed=2)
     grad = draw(1, 2, 40, 16, seed=3)

@@ -23,20 +23,24 @@ def restored_threads():
     torch.set_num_threads(before)
 
 
-def both(seed, n=300):
+def both(seed, n=300, heads=2, alpha=1.5, scale=None):
     generator = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(1, 2, n, 32, generator=generator).requires_grad_() for _ in range(3))
-    out = sv.entmax_attention(q, k, v)
+    q, k, v = (torch.randn(1, heads, n, 32, generator=generator).requires_grad_() for _ in range(3))
+    out = sv.entmax_attention(q, k, v, alpha=alpha, scale=scale)
     return out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v))
 
 
-def test_results_do_not_depend_on_threads():
-    torch.set_num_threads(1)
-    expected = both(0)
-    for threads in (2, 5, 1, 3):
-        torch.set_num_threads(threads)
-        for a, b in zip(both(0), expected, strict=True):
-            assert torch.equal(a, b)
+@pytest.mark.parametrize("kernel", cpu.names())
+@pytest.mark.parametrize("heads", (1, 2, 3))
+@pytest.mark.parametrize(("alpha", "scale"), ((1.5, None), (1.5, 0.02), (1.2, 0.001)))  # few keys, many, all
+def test_results_do_not_depend_on_threads(kernel, heads, alpha, scale):
+    with cpu.using(kernel):
+        torch.set_num_threads(1)
+        expected = both(0, 300, heads, alpha, scale)
+        for threads in (2, 5, 1, 3):
+            torch.set_num_threads(threads)
+            for a, b in zip(both(0, 300, heads, alpha, scale), expected, strict=True):
+                assert torch.equal(a, b)
 
 
 def test_several_python_threads_at_once():
