@@ -7,6 +7,7 @@
 #include "row_gradients.h"
 #include "tiles.h"
 #include "unions.h"
+#include "values.h"
 
 namespace selectivit {
 namespace {
@@ -60,6 +61,8 @@ inline void score_gradients(int64_t n, const float* slopes, const float* means, 
   }
 }
 
+constexpr float kFull = 0.3f;  // share of a block's union that is attended to, from which dense products pay
+
 template <class S, class P>
 class BackwardRows {
  public:
@@ -67,35 +70,45 @@ class BackwardRows {
       : a_(a), g_(g), unit_(unit_at(a, index)), saved_(saved), power_(a.alpha), eps_(a.alpha - 1) {}
 
   int run(UnitLists* lists) {
-    slopes_ = static_cast<float*>(room(kValues, (a_.m + kSpareKeys) * kBlockRows * sizeof(float)));
+    slopes_ = static_cast<float*>(room(kValues, (a_.m + kSpareKeys) * (kBlockRows + 1) * sizeof(float)));
     if (!slopes_) return kNoMemory;
+    entries_ = slopes_ + (a_.m + kSpareKeys) * kBlockRows;
     int64_t at = 0;
     int b = 0;
     for (int64_t row = unit_.begin; row < unit_.end; row += kBlockRows, ++b) {
       lists->start[b] = at;
       const int rows = static_cast<int>(unit_.end - row < kBlockRows ? unit_.end - row : kBlockRows);
-      const int64_t n = block(row, rows, lists->keys + at, lists->p + at * kBlockRows, lists->ds + at * kBlockRows);
-      if (n < 0) return kNoMemory;
-      at += n;
+      Union keys = {lists->keys + at, lists->marks + at, lists->p + at * kBlockRows, nullptr, 0};
+      lists->sparse[b] = find_keys(row, rows, &keys);
+      if (keys.n < 0) return kNoMemory;
+      block(row, rows, keys, lists->sparse[b], lists->ds + at * kBlockRows);
+      at += keys.n;
     }
     lists->start[b] = at;
     return kDone;
   }
 
  private:
-  int64_t block(int64_t row, int rows, int32_t* keys, float* p, float* ds) {
-    const int64_t head = unit_.head, first = row - unit_.begin;
-    int64_t n;
-    if (saved_.start[0] == kThresholdsOnly) {
-      RowThreshold thresholds[kBlockRows];
-      for (int r = 0; r < rows; ++r) thresholds[r] = saved_threshold(saved_, first + r);
-      turn_queries(row, rows);
-      n = union_of_scores<S>(a_, head, row, rows, thresholds, turned_, eps_, keys, p);
-    } else {
-      n = union_of_lists<S>(saved_, first, rows, a_.m, keys, p);
+  // Returns whether the block is sparse.
+  bool find_keys(int64_t row, int rows, Union* keys) {
+    const int64_t first = row - unit_.begin;
+    if (saved_.start[0] != kThresholdsOnly) {
+      union_of_lists<S>(saved_, first, rows, a_.m, keys);
+      const int64_t entries = saved_.start[first + rows] - saved_.start[first];
+      return static_cast<float>(entries) < kFull * static_cast<float>(keys->n * kBlockRows);
     }
-    if (n < 0) return n;
-    value_products(row, rows, keys, n, ds);
+    RowThreshold thresholds[kBlockRows];
+    for (int r = 0; r < rows; ++r) thresholds[r] = saved_threshold(saved_, first + r);
+    turn_queries(row, rows);
+    union_of_scores<S>(a_, unit_.head, row, rows, thresholds, turned_, eps_, keys);
+    return false;
+  }
+
+  void block(int64_t row, int rows, const Union& keys, bool sparse, float* ds) {
+    const int64_t head = unit_.head, n = keys.n;
+    float* p = keys.u;
+    if (sparse) value_products_of_entries(row, rows, keys, ds);
+    else value_products(row, rows, keys.keys, n, ds);
     alignas(64) float means[kBlockRows], scales[kBlockRows] = {}, ones[kBlockRows], alphas[kBlockRows];
     for (int r = 0; r < kBlockRows; ++r) ones[r] = 1;
     for (int r = 0; r < rows; ++r) scales[r] = row_scale(a_, head, row + r);
@@ -105,7 +118,8 @@ class BackwardRows {
       std::memcpy(g_.dalpha + head * a_.n + row, alphas, rows * sizeof(float));
     }
     score_gradients<S>(n, slopes_, means, g_.dscale ? ones : scales, ds);
-    query_gradients(rows, keys, ds, n);
+    if (sparse) query_gradients_of_entries(row, rows, keys, ds);
+    else query_gradients(rows, keys.keys, ds, n);
     if (g_.dscale) {
       const float* q = a_.q + offset(a_.q_stride, a_, head) + row * a_.q_stride[2];
       for (int r = 0; r < rows; ++r)
@@ -113,7 +127,6 @@ class BackwardRows {
       scale_tile<S>(ds, n, scales);
     }
     std::memcpy(g_.dq + (head * a_.n + row) * a_.d, rows_, rows * a_.d * sizeof(float));
-    return n;
   }
 
   // dO . v of 16 rows at n keys.
@@ -125,6 +138,29 @@ class BackwardRows {
       const float* x[kTileKeys<S>];
       for (int i = 0; i < kTileKeys<S>; ++i) x[i] = v + keys[j + i < n ? j + i : n - 1] * a_.v_stride[2];
       dot_tile<S>(x, turned_, a_.e, dp + j * kBlockRows);
+    }
+  }
+
+  void value_products_of_entries(int64_t row, int rows, const Union& keys, float* dp) {
+    const float* v = a_.v + offset(a_.v_stride, a_, unit_.head);
+    const float* grad = g_.grad + offset(g_.grad_stride, a_, unit_.head) + row * g_.grad_stride[2];
+    const int64_t* start = saved_.start + (row - unit_.begin);
+    for (int r = 0; r < rows; ++r) {
+      const int n = static_cast<int>(start[r + 1] - start[r]);
+      const int32_t* places = keys.places + (start[r] - start[0]);
+      dot_rows<S>(grad + r * g_.grad_stride[2], saved_.index + start[r], n, v, a_.v_stride[2], a_.e, entries_);
+      for (int i = 0; i < n; ++i) dp[places[i]] = entries_[i];
+    }
+  }
+
+  void query_gradients_of_entries(int64_t row, int rows, const Union& keys, const float* ds) {
+    const float* k = a_.k + offset(a_.k_stride, a_, unit_.head);
+    const int64_t* start = saved_.start + (row - unit_.begin);
+    for (int r = 0; r < rows; ++r) {
+      const int n = static_cast<int>(start[r + 1] - start[r]);
+      const int32_t* places = keys.places + (start[r] - start[0]);
+      for (int i = 0; i < n; ++i) entries_[i] = ds[places[i]];
+      mix_rows<S>(entries_, saved_.index + start[r], n, k, a_.k_stride[2], a_.d, 1, rows_ + r * a_.d);
     }
   }
 
@@ -162,6 +198,7 @@ class BackwardRows {
   const P power_;
   const float eps_;
   float* slopes_ = nullptr;
+  float* entries_ = nullptr;  // of one row
   alignas(64) float turned_[kMaxWidth * kBlockRows];
   alignas(64) float rows_[kMaxWidth * kBlockRows];
 };
@@ -197,6 +234,20 @@ inline void add_block(const Attention& a, const AttentionGradients& g, int64_t h
   }
 }
 
+// The same by single entries: a product with 0 that is left out changes nothing.
+template <class S>
+inline void add_entries(const Attention& a, const AttentionGradients& g, int64_t head, int64_t row,
+                        const UnitLists& lists, int64_t at, int64_t end) {
+  const float* q = a.q + offset(a.q_stride, a, head) + row * a.q_stride[2];
+  const float* grad = g.grad + offset(g.grad_stride, a, head) + row * g.grad_stride[2];
+  for (int64_t j = at; j < end; ++j) {
+    const int64_t key = head * a.m + lists.keys[j];
+    const uint32_t rows = lists.marks[j] & 0xffff;
+    add_marked<S>(g.dv + key * a.e, a.e, rows, lists.p + j * kBlockRows, grad, g.grad_stride[2]);
+    add_marked<S>(g.dk + key * a.d, a.d, rows, lists.ds + j * kBlockRows, q, a.q_stride[2]);
+  }
+}
+
 // dk and dv of keys [begin, end) of a head take up what one of its units adds to them; its first one finds zeros.
 template <class S>
 int backward_keys(const Attention& a, const AttentionGradients& g, int64_t index, int64_t begin, int64_t end,
@@ -225,7 +276,8 @@ int backward_keys(const Attention& a, const AttentionGradients& g, int64_t index
       const int64_t at = next[b], row = unit.begin + b * kBlockRows;
       while (next[b] < lists.start[b + 1] && lists.keys[next[b]] < until) ++next[b];
       const int rows = static_cast<int>(unit.end - row < kBlockRows ? unit.end - row : kBlockRows);
-      if (at < next[b]) add_block<S>(a, g, unit.head, row, rows, lists, at, next[b]);
+      if (lists.sparse[b]) add_entries<S>(a, g, unit.head, row, lists, at, next[b]);
+      else if (at < next[b]) add_block<S>(a, g, unit.head, row, rows, lists, at, next[b]);
     }
   }
   return kDone;

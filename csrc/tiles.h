@@ -86,5 +86,29 @@ inline void add_rows(float* const* to, int64_t width, int64_t steps, Weight weig
   for (; c < width; c += S::W) add_columns<S, 1>(to, c, steps, weight, row);
 }
 
+// to += weight[r] * row r, over the marked rows; one rounding each, as in add_columns.
+template <class S, int kVectors>
+inline void add_marked_columns(float* to, uint32_t marked, const float* weights, const float* rows, int64_t stride) {
+  typename S::F acc[kVectors];
+#pragma GCC unroll 4
+  for (int c = 0; c < kVectors; ++c) acc[c] = S::load(to + c * S::W);
+  for (; marked; marked &= marked - 1) {
+    const int r = __builtin_ctz(marked);
+    const typename S::F w = S::set(weights[r]);
+#pragma GCC unroll 4
+    for (int c = 0; c < kVectors; ++c) acc[c] = S::fma(w, S::load(rows + r * stride + c * S::W), acc[c]);
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < kVectors; ++c) S::store(to + c * S::W, acc[c]);
+}
+
+template <class S>
+inline void add_marked(float* to, int64_t width, uint32_t marked, const float* weights, const float* rows,
+                       int64_t stride) {
+  int64_t c = 0;
+  for (; c + 4 * S::W <= width; c += 4 * S::W) add_marked_columns<S, 4>(to + c, marked, weights, rows + c, stride);
+  for (; c < width; c += S::W) add_marked_columns<S, 1>(to + c, marked, weights, rows + c, stride);
+}
+
 }  // namespace
 }  // namespace selectivit

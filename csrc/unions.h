@@ -8,25 +8,43 @@
 namespace selectivit {
 namespace {
 
-// The lists of rows [first, first + rows) of a unit -> keys, u (16 a key); returns how many keys, or -1 without memory.
+// What a block of 16 rows attends to.
+struct Union {
+  int32_t* keys;
+  uint32_t* marks;      // bit r: row r attends to the key
+  float* u;             // 16 a key
+  int32_t* places;      // of the lists' entries, in u
+  int64_t n;            // keys; -1 where memory is out
+};
+
+// From the lists of rows [first, first + rows) of a unit.
 template <class S>
-inline int64_t union_of_lists(const SavedUnit& saved, int64_t first, int rows, int64_t m, int32_t* keys, float* u) {
-  float* marks = static_cast<float*>(room(kStrip, 2 * (padded_keys(m) + 64) * sizeof(float)));
-  if (!marks) return -1;
-  float* unused = marks + padded_keys(m) + 64;
-  int32_t* place = reinterpret_cast<int32_t*>(unused);  // of a key in the union; read where it was written
-  for (int64_t j = 0; j < padded_keys(m); ++j) marks[j] = 0;
-  const int64_t* start = saved.start + first;
-  for (int64_t i = start[0]; i < start[rows]; ++i) marks[saved.index[i]] = 1;
+inline void union_of_lists(const SavedUnit& saved, int64_t first, int rows, int64_t m, Union* found) {
+  const int64_t *start = saved.start + first, width = padded_keys(m) + 64;
+  uint32_t* marks = static_cast<uint32_t*>(room(kStrip, 2 * width * sizeof(float)));
+  found->places = static_cast<int32_t*>(room(kIndices, (start[rows] - start[0] + 4) * sizeof(int32_t)));
+  found->n = -1;
+  if (!marks || !found->places) return;
+  int32_t* place = reinterpret_cast<int32_t*>(marks + width);  // of a key in the union; read where it was written
+  std::memset(marks, 0, width * sizeof(float));
+  for (int r = 0; r < rows; ++r) {
+    const uint32_t mark = 0x3f800000u | 1u << r;  // as a float above 0, and not denormal
+    for (int64_t i = start[r]; i < start[r + 1]; ++i) marks[saved.index[i]] |= mark;
+  }
+  const float* marked = reinterpret_cast<const float*>(marks);
   int n = 0;
   for (int64_t j = 0; j < padded_keys(m); j += S::W)
-    n = S::keep_above(S::load(marks + j), S::zero(), static_cast<int32_t>(j), unused, keys, n);
-  for (int i = 0; i < n; ++i) place[keys[i]] = i;
-  std::memset(u, 0, n * kBlockRows * sizeof(float));
+    n = S::keep_above(S::load(marked + j), S::zero(), static_cast<int32_t>(j), reinterpret_cast<float*>(found->marks),
+                      found->keys, n);
+  for (int i = 0; i < n; ++i) place[found->keys[i]] = i * kBlockRows;
+  std::memset(found->u, 0, n * kBlockRows * sizeof(float));
   for (int r = 0; r < rows; ++r)
-    for (int64_t i = start[r]; i < start[r + 1]; ++i)
-      u[static_cast<int64_t>(place[saved.index[i]]) * kBlockRows + r] = saved.u[i];
-  return n;
+    for (int64_t i = start[r]; i < start[r + 1]; ++i) {
+      const int32_t at = place[saved.index[i]] + r;
+      found->places[i - start[0]] = at;
+      found->u[at] = saved.u[i];
+    }
+  found->n = n;
 }
 
 // z of one key's 16 rows with the mask applied.
@@ -43,8 +61,8 @@ inline void mask_key(const Attention& a, int64_t head, int64_t row, int rows, in
 
 // turned: the 16 rows' queries, times scale and eps.
 template <class S>
-inline int64_t union_of_scores(const Attention& a, int64_t head, int64_t row, int rows, const RowThreshold* thresholds,
-                               const float* turned, float eps, int32_t* keys, float* u) {
+inline void union_of_scores(const Attention& a, int64_t head, int64_t row, int rows, const RowThreshold* thresholds,
+                            const float* turned, float eps, Union* found) {
   alignas(64) float top[kBlockRows] = {}, tau[kBlockRows], norm[kBlockRows] = {};
   for (int r = 0; r < kBlockRows; ++r) tau[r] = __builtin_inff();
   for (int r = 0; r < rows; ++r) top[r] = thresholds[r].top, tau[r] = thresholds[r].tau, norm[r] = thresholds[r].norm;
@@ -62,13 +80,13 @@ inline int64_t union_of_scores(const Attention& a, int64_t head, int64_t row, in
         typename S::F x = (S::load(z + i * kBlockRows + c) - S::load(top + c)) - S::load(tau + c);
         x = S::max(x, S::zero()) * S::load(norm + c);
         most = S::max(most, x);
-        S::store(u + n * kBlockRows + c, x);
+        S::store(found->u + n * kBlockRows + c, x);
       }
-      keys[n] = static_cast<int32_t>(j + i);
+      found->keys[n] = static_cast<int32_t>(j + i);
       n += S::count_positive(most) > 0;
     }
   }
-  return n;
+  found->n = n;
 }
 
 }  // namespace
