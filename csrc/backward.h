@@ -242,9 +242,9 @@ inline void add_entries(const Attention& a, const AttentionGradients& g, int64_t
   const float* grad = g.grad + offset(g.grad_stride, a, head) + row * g.grad_stride[2];
   for (int64_t j = at; j < end; ++j) {
     const int64_t key = head * a.m + lists.keys[j];
-    const uint32_t rows = lists.marks[j] & 0xffff;
-    add_marked<S>(g.dv + key * a.e, a.e, rows, lists.p + j * kBlockRows, grad, g.grad_stride[2]);
-    add_marked<S>(g.dk + key * a.d, a.d, rows, lists.ds + j * kBlockRows, q, a.q_stride[2]);
+    const MarkedSum dv = {g.dv + key * a.e, lists.p + j * kBlockRows, grad, g.grad_stride[2]};
+    const MarkedSum dk = {g.dk + key * a.d, lists.ds + j * kBlockRows, q, a.q_stride[2]};
+    add_marked<S>(lists.marks[j] & 0xffff, dv, a.e, dk, a.d);
   }
 }
 

@@ -86,28 +86,60 @@ inline void add_rows(float* const* to, int64_t width, int64_t steps, Weight weig
   for (; c < width; c += S::W) add_columns<S, 1>(to, c, steps, weight, row);
 }
 
-// to += weight[r] * row r, over the marked rows; one rounding each, as in add_columns.
+// A weighted sum of the marked of 16 rows.
+struct MarkedSum {
+  float* to;
+  const float *weights, *rows;
+  int64_t stride;
+};
+
+// to += weights[r] * row r over the marked rows, for two sums at once; one rounding each, as in add_columns.
 template <class S, int kVectors>
-inline void add_marked_columns(float* to, uint32_t marked, const float* weights, const float* rows, int64_t stride) {
-  typename S::F acc[kVectors];
+inline void add_marked_columns(uint32_t marked, const MarkedSum& x, const MarkedSum& y, int64_t column) {
+  typename S::F a[kVectors], b[kVectors];
 #pragma GCC unroll 4
-  for (int c = 0; c < kVectors; ++c) acc[c] = S::load(to + c * S::W);
+  for (int c = 0; c < kVectors; ++c) {
+    a[c] = S::load(x.to + column + c * S::W);
+    b[c] = S::load(y.to + column + c * S::W);
+  }
   for (; marked; marked &= marked - 1) {
     const int r = __builtin_ctz(marked);
-    const typename S::F w = S::set(weights[r]);
+    const typename S::F v = S::set(x.weights[r]), w = S::set(y.weights[r]);
+    const float *from = x.rows + r * x.stride + column, *other = y.rows + r * y.stride + column;
 #pragma GCC unroll 4
-    for (int c = 0; c < kVectors; ++c) acc[c] = S::fma(w, S::load(rows + r * stride + c * S::W), acc[c]);
+    for (int c = 0; c < kVectors; ++c) {
+      a[c] = S::fma(v, S::load(from + c * S::W), a[c]);
+      b[c] = S::fma(w, S::load(other + c * S::W), b[c]);
+    }
   }
 #pragma GCC unroll 4
-  for (int c = 0; c < kVectors; ++c) S::store(to + c * S::W, acc[c]);
+  for (int c = 0; c < kVectors; ++c) {
+    S::store(x.to + column + c * S::W, a[c]);
+    S::store(y.to + column + c * S::W, b[c]);
+  }
+}
+
+// Columns [begin, end) of one sum.
+template <class S>
+inline void add_marked_rest(uint32_t marked, const MarkedSum& x, int64_t begin, int64_t end) {
+  for (int64_t c = begin; c < end; c += S::W) {
+    typename S::F a = S::load(x.to + c);
+    for (uint32_t left = marked; left; left &= left - 1) {
+      const int r = __builtin_ctz(left);
+      a = S::fma(S::set(x.weights[r]), S::load(x.rows + r * x.stride + c), a);
+    }
+    S::store(x.to + c, a);
+  }
 }
 
 template <class S>
-inline void add_marked(float* to, int64_t width, uint32_t marked, const float* weights, const float* rows,
-                       int64_t stride) {
+inline void add_marked(uint32_t marked, const MarkedSum& x, int64_t x_width, const MarkedSum& y, int64_t y_width) {
+  const int64_t both = x_width < y_width ? x_width : y_width;
   int64_t c = 0;
-  for (; c + 4 * S::W <= width; c += 4 * S::W) add_marked_columns<S, 4>(to + c, marked, weights, rows + c, stride);
-  for (; c < width; c += S::W) add_marked_columns<S, 1>(to + c, marked, weights, rows + c, stride);
+  for (; c + 4 * S::W <= both; c += 4 * S::W) add_marked_columns<S, 4>(marked, x, y, c);
+  for (; c + S::W <= both; c += S::W) add_marked_columns<S, 1>(marked, x, y, c);
+  add_marked_rest<S>(marked, x, c, x_width);
+  add_marked_rest<S>(marked, y, c, y_width);
 }
 
 }  // namespace
