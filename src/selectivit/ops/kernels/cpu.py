@@ -185,12 +185,10 @@ class _Problem:
     ) -> None:
         self.q, self.k, self.v = _rows(q), _rows(k), _rows(v)
         self.mask = None if attn_mask is None else _mask(attn_mask)
-        self.alphas = None if alpha_rows is None else _four_dims(alpha_rows.float())
-        self.scales = None if scale_rows is None else _four_dims(scale_rows.float())
+        self.alphas = None if alpha_rows is None else _four_dims(alpha_rows.float().resolve_neg())
+        self.scales = None if scale_rows is None else _four_dims(scale_rows.float().resolve_neg())
 
-    def packed(
-        self, out: int, tau_out: int, saved: Tensor | None, alpha: float, scale: float, screen: bool
-    ) -> bytes:
+    def packed(self, out: int, tau_out: int, saved: Tensor | None, alpha: float, scale: float, screen: bool) -> bytes:
         """The struct of csrc/problem.h."""
         q, k, v, mask, alphas, scales = self.q, self.k, self.v, self.mask, self.alphas, self.scales
         batch, heads, n, d = q.shape
@@ -251,8 +249,8 @@ def _four_dims(t: Tensor) -> Tensor:
 
 def _rows(t: Tensor) -> Tensor:
     """Float32, four dims, the last one contiguous and a multiple of 16 wide (by zeros, which change nothing)."""
-    if t.dtype != torch.float32:
-        t = t.float()
+    if t.dtype != torch.float32 or t.is_neg():  # a view that torch negates when it reads it
+        t = t.float().resolve_neg()
     if t.ndim != 4:
         t = _four_dims(t)
     if t.shape[-1] % 16:
@@ -266,6 +264,7 @@ def _mask(mask: Tensor) -> Tensor:
     small = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
     if small.dtype not in (torch.bool, torch.float32):
         small = small.float()
+    small = small.resolve_neg()
     if small.shape[-1] > 1 and small.stride(-1) != 1:
         small = small.contiguous()
     small = small.expand(*shape[:head], *small.shape[head:])  # the dims that are folded into one, and those alone
