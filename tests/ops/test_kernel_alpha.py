@@ -21,7 +21,8 @@ def draw(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def attend(q, k, v, alpha, scale):
+def attend(*tensors):
+    q, k, v, alpha, scale = tensors
     return sv.entmax_attention(q, k, v, alpha=alpha, scale=scale)
 
 

@@ -49,11 +49,13 @@ def attend_in_tiles(
 
 def _at_hand(*tensors: Tensor | None) -> bool:
     """Whether nothing traces or wraps the tensors, so that the operator's dispatch (20 µs) may be left out."""
-    return (
-        not torch.compiler.is_compiling()
-        and all(t is None or type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._len_torch_dispatch_stack() == 0
+    for t in tensors:
+        if t is not None and type(t) is not Tensor and type(t) is not torch.nn.Parameter:
+            return False
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
     )
 
 
@@ -108,23 +110,28 @@ class _TiledAttentionEager(torch.autograd.Function):
         return *_gradients(ctx, grads[0]), None, None
 
 
-def _gradients(ctx: Any, grad: Tensor | None) -> list[Tensor | None]:
+def _gradients(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v, mask and the rows of α and scale; None for those that nobody asked for."""
-    needs = ctx.needs_input_grad[:6]
     if grad is None:
-        return [None] * 6
+        return (None,) * 6
     *tensors, tau, saved = ctx.saved_tensors
-    inputs = (grad, tau, *tensors, ctx.alpha, ctx.scale, needs[3:], saved)
+    needs = ctx.needs_input_grad
+    inputs = (grad, tau, *tensors, ctx.alpha, ctx.scale, needs[3:6], saved)
     if torch.compiler.is_compiling():
         found = _run_backward(torch.ops.selectivit.entmax_attention_backward, *inputs)
     elif not torch.is_grad_enabled() and _at_hand(grad, *tensors):
         found = _run_backward(attention_backward, *inputs)
     else:
         found = _TiledGradients.apply(*inputs)
-    wanted = [g if need else None for g, need in zip(found, needs, strict=True)]
-    if needs[3]:
-        wanted[3] = found[3].to(tensors[3].dtype)
-    return wanted
+    dq, dk, dv, dmask, da, ds = found
+    return (
+        dq if needs[0] else None,
+        dk if needs[1] else None,
+        dv if needs[2] else None,
+        dmask.to(tensors[3].dtype) if needs[3] else None,
+        da if needs[4] else None,
+        ds if needs[5] else None,
+    )
 
 
 class _TiledAttentionFunctorch(_TiledAttention):
