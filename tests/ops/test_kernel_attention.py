@@ -233,6 +233,37 @@ def test_strided_expanded_and_transposed_inputs(kernel):
 
 
 @every_kernel
+def test_gradients_of_strided_and_expanded_inputs_and_gradients(kernel):
+    packed = draw(2, 50, 3, 4, 24)  # 24: padded to 32
+    wide = packed.double().requires_grad_()
+    packed.requires_grad_()
+    weights = torch.arange(24.0)
+    with cpu.using(kernel):
+        for reduce in (
+            lambda out: out.sum(),  # one number, expanded
+            lambda out: (out * weights).sum(),  # rows expanded
+            lambda out: (out.mT.flatten() * draw(out.numel(), seed=3)).sum(),  # transposed
+        ):
+            found, expected = (torch.autograd.grad(reduce(attend_packed(t)), t)[0] for t in (packed, wide))
+            assert error(found, expected) <= 1e-5
+
+
+def attend_packed(packed):
+    q, k, v = (packed[:, :, i].transpose(1, 2) for i in range(3))
+    return sv.entmax_attention(q, k[:, :1].expand_as(k), v)
+
+
+def test_views_that_torch_negates_when_it_reads_them():
+    q, k, v = (torch.complex(draw(1, 2, 20, 16, seed=s), draw(1, 2, 20, 16, seed=s + 3)).conj().imag for s in range(3))
+    mask = torch.complex(draw(20, 20), draw(20, 20, seed=1)).conj().imag
+    assert q.is_neg() and mask.is_neg()
+    out = sv.entmax_attention(q, k, v, attn_mask=mask, scale=torch.ones(1))
+    torch.testing.assert_close(
+        out, sv.entmax_attention(*(t.clone() for t in (q, k, v)), attn_mask=mask.clone(), scale=1)
+    )
+
+
+@every_kernel
 def test_scale_per_head_and_its_gradient(kernel):
     q, k, v = draw(2, 3, 40, 16), draw(2, 3, 50, 16, seed=1), draw(2, 3, 50, 16, seed=2)
     scale = torch.tensor([0.1, 0.5, 2.0]).view(3, 1, 1)
@@ -283,8 +314,21 @@ def test_half_precision(kernel, dtype):
 
 @pytest.mark.parametrize("shape", ((0, 2, 3, 4), (1, 0, 3, 4), (1, 2, 0, 4)))
 def test_empty_dims(shape):
-    q = torch.zeros(shape)
-    assert sv.entmax_attention(q, q, q).shape == shape
+    q = torch.zeros(shape, requires_grad=True)
+    alpha, scale = torch.full((shape[1], 1, 1), 1.5, requires_grad=True), torch.ones(1, requires_grad=True)
+    out = sv.entmax_attention(q, q, q, alpha=alpha, scale=scale)
+    assert out.shape == shape
+    for g, t in zip(torch.autograd.grad(out.sum(), (q, alpha, scale)), (q, alpha, scale), strict=True):
+        assert g.shape == t.shape and (g == 0).all()
+
+
+@pytest.mark.parametrize(("m", "e"), ((0, 3), (5, 0)))
+def test_no_keys_or_values_without_width(m, e):
+    q, k, v = (torch.zeros(1, 2, n, d, requires_grad=True) for n, d in ((4, 8), (m, 8), (m, e)))
+    out = sv.entmax_attention(q, k, v, alpha=torch.full((2, 1, 1), 1.5))
+    assert out.shape == (1, 2, 4, e) and (out == 0).all()
+    for g, t in zip(torch.autograd.grad(out.sum(), (q, k, v)), (q, k, v), strict=True):
+        assert g.shape == t.shape and (g == 0).all()
 
 
 def test_what_is_not_covered_goes_to_pytorch():
@@ -293,6 +337,7 @@ def test_what_is_not_covered_goes_to_pytorch():
     assert not cpu.supports(q.double(), q.double(), q.double(), None, 1.5)
     assert not cpu.supports(q, q, q, None, 1.0) and not cpu.supports(q, q, q, None, 2.5)
     assert not cpu.supports(q, q, q, torch.full((1, 1, 5, 1), 1.5), 0.0)
+    assert cpu.supports(q, q, q, torch.full((1, 1, 1, 1), 1.5), 0.0)
     wide = draw(1, 1, 5, 300)
     assert not cpu.supports(wide, wide, q, None, 1.5)
     with cpu.using("off"):

@@ -39,35 +39,38 @@ def attend_in_tiles(
     tensors = (q, k, v, mask, alpha_rows, scale_rows)
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if torch.compiler.is_compiling():
-        return _TiledAttention.apply(*tensors, alpha, scale, save)[0] if save else _run_forward(*tensors, alpha, scale)[0]
+        return (
+            _TiledAttention.apply(*tensors, alpha, scale, save)[0] if save else _run_forward(*tensors, alpha, scale)[0]
+        )
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return _TiledAttentionFunctorch.apply(*tensors, alpha, scale, save)[0]
     return _TiledAttentionEager.apply(*tensors, alpha, scale) if save else _run_forward(*tensors, alpha, scale)[0]
 
 
-def _at_hand(*tensors: Tensor) -> bool:
+def _at_hand(*tensors: Tensor | None) -> bool:
     """Whether nothing traces or wraps the tensors, so that the operator's dispatch (20 µs) may be left out."""
-    return (
-        not torch.compiler.is_compiling()
-        and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._len_torch_dispatch_stack() == 0
+    for t in tensors:
+        if t is not None and type(t) is not Tensor and type(t) is not torch.nn.Parameter:
+            return False
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
     )
 
 
-def _run_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _run_forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """`attention_forward`, through the operator where someone needs to see it."""
-    attend: Callable[..., Any] = attention_forward if _at_hand(q, k, v) else torch.ops.selectivit.entmax_attention
-    return attend(q, k, v, *rest)
+    attend: Callable[..., Any] = attention_forward if _at_hand(*inputs[:6]) else torch.ops.selectivit.entmax_attention
+    return attend(*inputs)
 
 
-def _run_backward(grad: Tensor, tau: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Any, ...]:
-    plain = _at_hand(grad, q, k, v)
-    backward: Callable[..., Any] = attention_backward if plain else torch.ops.selectivit.entmax_attention_backward
+def _run_backward(backward: Callable[..., Any], grad: Tensor, *rest: Any) -> tuple[Any, ...]:
+    """`attention_backward` or its operator, without the autocast that may be on around a backward pass."""
     if not torch.compiler.is_compiling() and torch.is_autocast_enabled(grad.device.type):
         with torch.autocast(grad.device.type, enabled=False):
-            return backward(grad, tau, q, k, v, *rest)
-    return backward(grad, tau, q, k, v, *rest)
+            return backward(grad, *rest)
+    return backward(grad, *rest)
 
 
 class _TiledAttention(torch.autograd.Function):
@@ -107,21 +110,28 @@ class _TiledAttentionEager(torch.autograd.Function):
         return *_gradients(ctx, grads[0]), None, None
 
 
-def _gradients(ctx: Any, grad: Tensor | None) -> list[Tensor | None]:
+def _gradients(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v, mask and the rows of α and scale; None for those that nobody asked for."""
-    needs = ctx.needs_input_grad[:6]
     if grad is None:
-        return [None] * 6
+        return (None,) * 6
     *tensors, tau, saved = ctx.saved_tensors
-    rest = (ctx.alpha, ctx.scale, needs[3:], saved)
-    if torch.compiler.is_compiling() or (not torch.is_grad_enabled() and _at_hand(grad, *tensors[:3])):
-        found = _run_backward(grad, tau, *tensors, *rest)
+    needs = ctx.needs_input_grad
+    inputs = (grad, tau, *tensors, ctx.alpha, ctx.scale, needs[3:6], saved)
+    if torch.compiler.is_compiling():
+        found = _run_backward(torch.ops.selectivit.entmax_attention_backward, *inputs)
+    elif not torch.is_grad_enabled() and _at_hand(grad, *tensors):
+        found = _run_backward(attention_backward, *inputs)
     else:
-        found = _TiledGradients.apply(grad, tau, *tensors, *rest)
-    wanted = [g if need else None for g, need in zip(found, needs, strict=True)]
-    if needs[3]:
-        wanted[3] = found[3].to(tensors[3].dtype)
-    return wanted
+        found = _TiledGradients.apply(*inputs)
+    dq, dk, dv, dmask, da, ds = found
+    return (
+        dq if needs[0] else None,
+        dk if needs[1] else None,
+        dv if needs[2] else None,
+        dmask.to(tensors[3].dtype) if needs[3] else None,
+        da if needs[4] else None,
+        ds if needs[5] else None,
+    )
 
 
 class _TiledAttentionFunctorch(_TiledAttention):
@@ -146,8 +156,7 @@ class _TiledGradients(torch.autograd.Function):
 
     @staticmethod
     def forward(grad: Tensor, tau: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        found = _run_backward(grad, tau, *rest)
-        return tuple(grad.new_empty(0, dtype=working_dtype(grad)) if t is None else t for t in found)
+        return _run_backward(torch.ops.selectivit.entmax_attention_backward, grad, tau, *rest)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -174,9 +174,7 @@ def backward_op(
     saved: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`attention_backward` as an operator, which returns tensors alone: what is not asked for is empty."""
-    found = attention_backward(
-        grad, tau, q, k, v, attn_mask, alpha_rows, scale_rows, alpha, scale, needs, saved
-    )
+    found = attention_backward(grad, tau, q, k, v, attn_mask, alpha_rows, scale_rows, alpha, scale, needs, saved)
     dq, dk, dv, *optional = found
     dmask, da, ds = (q.new_empty(0, dtype=working_dtype(q)) if t is None else t for t in optional)
     return dq, dk, dv, dmask, da, ds

@@ -101,14 +101,16 @@ def attention(
         [1.05, 2]: the other path has the policy.
     """
     library, which, screen = resolved()
-    lead, n, width = q.shape[:-2], q.shape[-2], v.shape[-1]
-    call = _Problem(q, k, v, attn_mask, alpha_rows, scale_rows)
-    out = torch.empty(*lead, n, call.v.shape[-1], dtype=torch.float32)
-    tau = torch.empty(*lead, n, 1, dtype=torch.float32)
-    problem = call.packed(out.data_ptr(), tau.data_ptr(), saved, alpha, scale, screen)
+    lead, n, e = q.shape[:-2], q.shape[-2], v.shape[-1]
+    wide_v = _rows(v)
+    out = torch.empty((*lead, n, wide_v.shape[-1]), dtype=torch.float32)
+    tau = torch.empty((*lead, n, 1), dtype=torch.float32)
+    mask, alphas, scales = _mask(attn_mask), _values(alpha_rows), _values(scale_rows)
+    inputs = (_rows(q), _rows(k), wide_v, mask, alphas, scales)  # held until the call is over
+    problem = _packed(*inputs, saved, alpha, scale, screen, out.data_ptr(), tau.data_ptr())
     if not done(library.selectivit_forward(problem, which)):
         return None
-    return _narrow(out, width, q.dtype), tau
+    return _narrow(out, e, q.dtype), tau
 
 
 def attention_gradients(
@@ -132,17 +134,27 @@ def attention_gradients(
         None as in `attention`.
     """
     library, which, screen = resolved()
-    lead, n, d = q.shape[:-2], q.shape[-2], q.shape[-1]
-    call = _Problem(q, k, v, attn_mask, alpha_rows, scale_rows)
-    problem = call.packed(0, 0, saved if saved.numel() else None, alpha, scale, screen)
-    g = _rows(grad)
-    dq, dk, dv = (torch.empty(*lead, *t.shape[-2:], dtype=torch.float32) for t in (call.q, call.k, call.v))
-    da, ds = (torch.empty(*lead, n, 1, dtype=torch.float32) if wanted else None for wanted in (of_alpha, of_scale))
+    lead, n, m = q.shape[:-2], q.shape[-2], k.shape[-2]
+    wide_q, wide_v, g = _rows(q), _rows(v), _rows(grad)
+    mask, alphas, scales = _mask(attn_mask), _values(alpha_rows), _values(scale_rows)
+    inputs = (wide_q, _rows(k), wide_v, mask, alphas, scales)  # held until the call is over
+    problem = _packed(*inputs, saved if saved.numel() else None, alpha, scale, screen, 0, 0)
+    d, e = wide_q.shape[-1], wide_v.shape[-1]
+    dq = torch.empty((*lead, n, d), dtype=torch.float32)
+    dk = torch.empty((*lead, m, d), dtype=torch.float32)
+    dv = torch.empty((*lead, m, e), dtype=torch.float32)
+    da = torch.empty((*lead, n, 1), dtype=torch.float32) if of_alpha else None
+    ds = torch.empty((*lead, n, 1), dtype=torch.float32) if of_scale else None
     places = (dq.data_ptr(), dk.data_ptr(), dv.data_ptr(), _address(da), _address(ds))
     if not done(library.selectivit_backward(problem, GRADIENTS.pack(g.data_ptr(), *g.stride()[:3], *places), which)):
         return None
-    dq, dk, dv = _narrow(dq, d, q.dtype), _narrow(dk, d, k.dtype), _narrow(dv, v.shape[-1], v.dtype)
-    return dq, dk, dv, _summed_like(da, alpha_rows), _summed_like(ds, scale_rows)
+    return (
+        _narrow(dq, q.shape[-1], q.dtype),
+        _narrow(dk, q.shape[-1], k.dtype),
+        _narrow(dv, v.shape[-1], v.dtype),
+        None if da is None or alpha_rows is None else _summed_like(da, alpha_rows),
+        None if ds is None or scale_rows is None else _summed_like(ds, scale_rows),
+    )
 
 
 def supports_rows(scores: Tensor, alpha: float) -> bool:
@@ -171,57 +183,50 @@ def entmax_rows(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     return p, tau
 
 
-class _Problem:
-    """The C side's view of one attention's inputs, and the tensors that keep their memory alive."""
-
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attn_mask: Tensor | None,
-        alpha_rows: Tensor | None,
-        scale_rows: Tensor | None,
-    ) -> None:
-        self.q, self.k, self.v = _rows(q), _rows(k), _rows(v)
-        self.mask = None if attn_mask is None else _mask(attn_mask)
-        self.alphas = None if alpha_rows is None else _four_dims(alpha_rows.float())
-        self.scales = None if scale_rows is None else _four_dims(scale_rows.float())
-
-    def packed(
-        self, out: int, tau_out: int, saved: Tensor | None, alpha: float, scale: float, screen: bool
-    ) -> bytes:
-        """The struct of csrc/problem.h."""
-        q, k, v, mask, alphas, scales = self.q, self.k, self.v, self.mask, self.alphas, self.scales
-        batch, heads, n, d = q.shape
-        m, e = v.shape[2:]
-        scale_strides = (0, 0, 0) if scales is None else scales.stride()[:3]
-        if scales is not None and scales.shape[2] == 1:
-            scale_strides = (*scale_strides[:2], 0)
-        return ATTENTION.pack(
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-            _address(mask),
-            _address(scales),
-            _address(alphas),
-            out,
-            tau_out,
-            _address(saved),
-            *q.stride()[:3],
-            *k.stride()[:3],
-            *v.stride()[:3],
-            *((0, 0, 0, 0) if mask is None else mask.stride()),
-            *scale_strides,
-            *((0, 0) if alphas is None else alphas.stride()[:2]),
-            *(batch, heads, n, m, d, e),
-            0 if saved is None else saved.numel(),
-            scale,
-            alpha,
-            0 if mask is None else 1 if mask.dtype == torch.bool else 2,
-            screen,
-            threads(),
-        )
+def _packed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    alphas: Tensor | None,
+    scales: Tensor | None,
+    saved: Tensor | None,
+    alpha: float,
+    scale: float,
+    screen: bool,
+    out: int,
+    tau_out: int,
+) -> bytes:
+    """The struct of csrc/problem.h."""
+    batch, heads, n, d = q.shape
+    m, e = v.shape[2:]
+    scale_strides = (0, 0, 0) if scales is None else scales.stride()[:3]
+    if scales is not None and scales.shape[2] == 1:
+        scale_strides = (*scale_strides[:2], 0)
+    return ATTENTION.pack(
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        _address(mask),
+        _address(scales),
+        _address(alphas),
+        out,
+        tau_out,
+        _address(saved),
+        *q.stride()[:3],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        *((0, 0, 0, 0) if mask is None else mask.stride()),
+        *scale_strides,
+        *((0, 0) if alphas is None else alphas.stride()[:2]),
+        *(batch, heads, n, m, d, e),
+        0 if saved is None else saved.numel(),
+        scale,
+        alpha,
+        0 if mask is None else 1 if mask.dtype == torch.bool else 2,
+        screen,
+        threads(),
+    )
 
 
 def _address(t: Tensor | None) -> int:
@@ -235,11 +240,14 @@ def _narrow(t: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return t if t.dtype == dtype else t.to(dtype)
 
 
-def _summed_like(rows: Tensor | None, values: Tensor | None) -> Tensor | None:
+def _summed_like(rows: Tensor, values: Tensor) -> Tensor:
     """The rows' shares of a gradient, summed where one value serves all rows: within a head and thus in one order."""
-    if rows is None or values is None or values.shape[-2] != 1:
-        return rows
-    return rows.sum(-2, keepdim=True)
+    return rows.sum(-2, keepdim=True) if values.shape[-2] == 1 else rows
+
+
+def _values(t: Tensor | None) -> Tensor | None:
+    """Numbers per row or head: float32, four dims."""
+    return None if t is None else _four_dims(t.float().resolve_neg())
 
 
 def _four_dims(t: Tensor) -> Tensor:
@@ -251,8 +259,8 @@ def _four_dims(t: Tensor) -> Tensor:
 
 def _rows(t: Tensor) -> Tensor:
     """Float32, four dims, the last one contiguous and a multiple of 16 wide (by zeros, which change nothing)."""
-    if t.dtype != torch.float32:
-        t = t.float()
+    if t.dtype != torch.float32 or t.is_neg():  # a view that torch negates when it reads it
+        t = t.float().resolve_neg()
     if t.ndim != 4:
         t = _four_dims(t)
     if t.shape[-1] % 16:
@@ -260,12 +268,15 @@ def _rows(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 else t.contiguous()
 
 
-def _mask(mask: Tensor) -> Tensor:
+def _mask(mask: Tensor | None) -> Tensor | None:
     """Bool or float32, four dims; what was broadcast stays broadcast through the conversion."""
+    if mask is None:
+        return None
     shape, head = mask.shape, max(0, mask.ndim - 3)
     small = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
     if small.dtype not in (torch.bool, torch.float32):
         small = small.float()
+    small = small.resolve_neg()
     if small.shape[-1] > 1 and small.stride(-1) != 1:
         small = small.contiguous()
     small = small.expand(*shape[:head], *small.shape[head:])  # the dims that are folded into one, and those alone
