@@ -1,4 +1,4 @@
-"""The CPU kernel for AMX: chosen by what the processor has, and, its tile instructions in plain C++, as exact as others."""
+"""The CPU kernel for AMX: chosen by what the processor has; with its tile instructions in plain C++, exact."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ pytestmark = pytest.mark.skipif(not cpu.available(), reason=f"no compiled CPU ke
 
 @pytest.mark.skipif(not X86_LINUX, reason="the AMX kernel is built for Linux on x86-64")
 def test_amx_is_offered_only_where_the_processor_has_it():
-    flags = next((line.split() for line in open("/proc/cpuinfo") if line.startswith("flags")), [])
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
     offered = "AMX" in cpu.names()
     assert offered <= {"amx_tile", "amx_bf16", "avx512f"}.issubset(flags)  # Linux may still refuse it
     assert not offered or cpu.names()[0] == "AMX"
@@ -55,7 +56,9 @@ def test_emulated_tiles_pass_every_test_of_the_kernels(tmp_path):
     names = run(["-c", "from selectivit.ops.kernels import cpu; print(cpu.names()[0], cpu.__file__)"], **there)
     assert names.stdout.split() == ["AMX", "(emulated)", str(package / "selectivit/ops/kernels/cpu.py")], names.stderr
     of_kernels = ["tests/ops/test_kernel_attention.py", "tests/ops/test_kernel_threads.py"]
-    tests = run(["-m", "pytest", "-q", "-p", "no:cacheprovider", *of_kernels], **there)
+    tests = run(
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not AVX and not portable", *of_kernels], **there
+    )
     assert tests.returncode == 0, tests.stdout + tests.stderr
 
 
