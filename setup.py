@@ -95,14 +95,15 @@ class PlatformWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-setup(
-    ext_modules=[
-        Extension(
-            "selectivit.ops.kernels.cpu_library",
-            sources=[str(SOURCES / f"{name}.cpp") for name in (*INSTRUCTION_SETS, *AMX)],
-            depends=[str(path) for path in sorted(SOURCES.glob("*.h"))],
-            optional=True,
-        )
-    ],
-    cmdclass={"build_ext": BuildKernel, "bdist_wheel": PlatformWheel},
-)
+if __name__ == "__main__":
+    setup(
+        ext_modules=[
+            Extension(
+                "selectivit.ops.kernels.cpu_library",
+                sources=[str(SOURCES / f"{name}.cpp") for name in (*INSTRUCTION_SETS, *AMX)],
+                depends=[str(path) for path in sorted(SOURCES.glob("*.h"))],
+                optional=True,
+            )
+        ],
+        cmdclass={"build_ext": BuildKernel, "bdist_wheel": PlatformWheel},
+    )
