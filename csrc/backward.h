@@ -134,9 +134,9 @@ class BackwardRows {
     const float* v = a_.v + offset(a_.v_stride, a_, unit_.head);
     const float* grad = g_.grad + offset(g_.grad_stride, a_, unit_.head) + row * g_.grad_stride[2];
     turn_rows<S>(grad, g_.grad_stride[2], rows, a_.e, turned_);
-    for (int64_t j = 0; j < n; j += kTileKeys<S>) {
-      const float* x[kTileKeys<S>];
-      for (int i = 0; i < kTileKeys<S>; ++i) x[i] = v + keys[j + i < n ? j + i : n - 1] * a_.v_stride[2];
+    for (int64_t j = 0; j < n; j += kKeysAtOnce<S>) {
+      const float* x[kKeysAtOnce<S>];
+      for (int i = 0; i < kKeysAtOnce<S>; ++i) x[i] = v + keys[j + i < n ? j + i : n - 1] * a_.v_stride[2];
       dot_tile<S>(x, turned_, a_.e, dp + j * kBlockRows);
     }
   }

@@ -20,12 +20,12 @@ inline void turn_rows(const float* x, int64_t stride, int rows, int64_t width, f
 }
 
 template <class S>
-constexpr int kTileKeys = S::W / 2;  // keys against 16 turned rows at once
+constexpr int kKeysAtOnce = S::W / 2;  // keys against 16 turned rows at once
 
 // out[j][r] = x[j] . row r.
 template <class S>
 inline void dot_tile(const float* const* x, const float* turned, int64_t width, float* out) {
-  constexpr int V = kBlockRows / S::W, K = kTileKeys<S>;
+  constexpr int V = kBlockRows / S::W, K = kKeysAtOnce<S>;
   typename S::F acc[K][V];
 #pragma GCC unroll 8
   for (int a = 0; a < K; ++a)

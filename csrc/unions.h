@@ -68,12 +68,12 @@ inline void union_of_scores(const Attention& a, int64_t head, int64_t row, int r
   for (int r = 0; r < rows; ++r) top[r] = thresholds[r].top, tau[r] = thresholds[r].tau, norm[r] = thresholds[r].norm;
   const float* k = a.k + offset(a.k_stride, a, head);
   int64_t n = 0;
-  for (int64_t j = 0; j < a.m; j += kTileKeys<S>) {
-    const float* x[kTileKeys<S>];
-    alignas(64) float z[kTileKeys<S> * kBlockRows];
-    for (int i = 0; i < kTileKeys<S>; ++i) x[i] = k + (j + i < a.m ? j + i : a.m - 1) * a.k_stride[2];
+  for (int64_t j = 0; j < a.m; j += kKeysAtOnce<S>) {
+    const float* x[kKeysAtOnce<S>];
+    alignas(64) float z[kKeysAtOnce<S> * kBlockRows];
+    for (int i = 0; i < kKeysAtOnce<S>; ++i) x[i] = k + (j + i < a.m ? j + i : a.m - 1) * a.k_stride[2];
     dot_tile<S>(x, turned, a.d, z);
-    for (int i = 0; i < kTileKeys<S> && j + i < a.m; ++i) {
+    for (int i = 0; i < kKeysAtOnce<S> && j + i < a.m; ++i) {
       if (a.mask_kind != kNoMask) mask_key(a, head, row, rows, j + i, eps, z + i * kBlockRows);
       typename S::F most = S::zero();
       for (int c = 0; c < kBlockRows; c += S::W) {
