@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "amx.h"
 #include "kernel.h"
 #include "saved.h"
 #include "scratch.h"
@@ -15,15 +16,19 @@
 namespace selectivit {
 namespace {
 
-const Kernel* kernels[3];
+const Kernel* kernels[4];
 
 int list_kernels() {
   int n = 0;
 #ifdef SELECTIVIT_X86
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni")) {
+#ifdef SELECTIVIT_AMX
+    if (amx_granted()) kernels[n++] = &kAmxKernel;
+#endif
     kernels[n++] = &kAvx512Kernel;
+  }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) kernels[n++] = &kAvx2Kernel;
 #endif
   kernels[n++] = &kPortableKernel;

@@ -4,8 +4,8 @@
 #include "scratch.h"
 #include "threshold.h"
 #include "values.h"
-#ifdef __AVX512VNNI__
-#include "screen_avx512.h"
+#ifdef SELECTIVIT_SCREEN  // the header of this kernel's screen
+#include SELECTIVIT_SCREEN
 #endif
 
 namespace selectivit {
@@ -23,7 +23,7 @@ struct HeadState {
   int64_t head = -1;
   KeyNorms norms = {};
   bool panels = false, screen = false;
-#ifdef __AVX512VNNI__
+#ifdef SELECTIVIT_SCREEN
   ScreenKeys screen_keys = {};
 #endif
 };
@@ -117,19 +117,19 @@ class Forward {
   }
 
   int screened_rows(int64_t row, int rows, int64_t* survivors) {
-#ifdef __AVX512VNNI__
-    int32_t* keys = static_cast<int32_t*>(room(kScreenKeys, padded_keys(a_.m) * screen_width(a_.d) * 2));
+#ifdef SELECTIVIT_SCREEN
+    int32_t* keys = static_cast<int32_t*>(room(kScreenKeys, screen_bytes(a_.m, a_.d)));
     if (!keys) return 0;
     if (!state_.screen) state_.screen_keys = pack_screen(k_, a_.k_stride[2], a_.m, a_.d, state_.norms, keys);
     state_.screen = true;
     in_list_ = 0;
-    int32_t* strip = reinterpret_cast<int32_t*>(strip_);
+    ScreenScore* strip = reinterpret_cast<ScreenScore*>(strip_);
     quantize_queries(q_, a_.d, state_.screen_keys, &screen_rows_);
     screen_block(screen_rows_, keys, a_.m, a_.d, strip, lanes_);
     lane_thresholds<S>(power_, lanes_, &thresholds_);
     for (int r = 0; r < rows; ++r) {
       const float bound = screen_rows_.bound[r], least = thresholds_.top[r] + thresholds_.tau[r] - bound;
-      const int n = screen_survivors(strip + r * list_, a_.m, least - bound, screen_rows_.unit[r], indices_);
+      const int n = screen_survivors(screen_rows_, r, strip + r * list_, a_.m, least - bound, indices_);
       dot_rows<S>(q_ + r * kMaxWidth, indices_, n, k_, a_.k_stride[2], a_.d, values_);
       solve_row(row + r, r, n, least, top_of(values_, n));
       mix_row(row, r, values_, indices_);
@@ -251,7 +251,7 @@ class Forward {
   alignas(64) float q_[kBlockRows * kMaxWidth];
   alignas(64) float lanes_[kBlockRows * kLanes];
   LaneThresholds thresholds_;
-#ifdef __AVX512VNNI__
+#ifdef SELECTIVIT_SCREEN
   ScreenRows screen_rows_;
 #endif
 };

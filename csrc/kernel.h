@@ -19,5 +19,8 @@ extern const Kernel kPortableKernel;
 extern const Kernel kAvx2Kernel;
 extern const Kernel kAvx512Kernel;
 #endif
+#ifdef SELECTIVIT_AMX
+extern const Kernel kAmxKernel;
+#endif
 
 }  // namespace selectivit
