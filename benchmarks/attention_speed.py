@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from measuring import interleaved, machine, write
+from measuring import interleaved, machine, photo_batch, write
 from torch import Tensor
 
 import selectivit as sv
@@ -51,22 +51,18 @@ def main() -> None:
 
 def record(photo: Path, out: Path) -> None:
     """Keep the middle layer's q, k and v of one photo at three sizes."""
-    import numpy as np
-    from PIL import Image
     from safetensors.torch import save_file
 
     from selectivit.swap.record import recording
     from selectivit.swap.sites import find_sites
 
     model = sv.load_model("dinov2-small")
-    sites, prepared = find_sites(model)[0], sv.preprocessing(model)
-    mean, std = (torch.tensor(x).view(3, 1, 1) for x in (prepared.mean, prepared.std))
+    sites = find_sites(model)[0]
     kept = {}
     for n, side in SIZES.items():
-        pixels = np.array(Image.open(photo).convert("RGB").resize((side, side)))
-        image = (torch.from_numpy(pixels).permute(2, 0, 1) / 255 - mean) / std
+        image = photo_batch(model, [photo], side)
         with torch.no_grad(), recording(sites) as calls:
-            model(image[None])
+            model(image)
         call = calls[sites[len(sites) // 2].name][0]
         kept |= {f"{c}_{n}": t.contiguous().clone() for c, t in zip("qkv", (call.q, call.k, call.v), strict=True)}
     save_file(kept, out)

@@ -13,7 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import selectivit as sv
 
 
 def interleaved(candidates: dict[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, float]]:
@@ -54,6 +59,14 @@ def machine() -> dict[str, Any]:
 def _cpuinfo() -> list[str]:
     path = Path("/proc/cpuinfo")
     return path.read_text().splitlines() if path.exists() else []
+
+
+def photo_batch(model: nn.Module, photos: list[Path], size: int) -> Tensor:
+    """Photos squeezed to size x size and normalised as the model expects: (B, 3, size, size)."""
+    prepared = sv.preprocessing(model)
+    mean, std = (torch.tensor(x).view(3, 1, 1) for x in (prepared.mean, prepared.std))
+    pictures = [np.array(Image.open(photo).convert("RGB").resize((size, size))) for photo in photos]
+    return torch.stack([(torch.from_numpy(picture).permute(2, 0, 1) / 255 - mean) / std for picture in pictures])
 
 
 def write(out: Path, record: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ struct Tiles {
       uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
       uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
     } shape;
+    static_assert(sizeof shape == 64, "as ldtilecfg reads it");
     asm volatile("ldtilecfg %0" ::"m"(shape));
   }
   ~Tiles() { asm volatile("tilerelease" ::: "memory"); }

@@ -27,6 +27,7 @@ SURFACE = {
     "entmax_loss",
     "features",
     "list_models",
+    "load_image",
     "load_model",
     "preprocessing",
     "restore_attention",

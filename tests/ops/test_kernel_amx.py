@@ -44,6 +44,7 @@ def test_the_library_holds_the_tile_instructions():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a build, and the tests of the kernels
 @pytest.mark.skipif(not X86_LINUX or "AVX-512" not in cpu.names(), reason="the emulation stands on AVX-512")
 @pytest.mark.skipif(not (ROOT / "csrc").is_dir() or not shutil.which("g++"), reason="needs the C++ sources and g++")
 def test_emulated_tiles_pass_every_test_of_the_kernels(tmp_path):
