@@ -76,6 +76,16 @@ def test_learnable_alpha_and_scale_against_float64(kernel, lead, n, m, d, width,
 
 
 @every_kernel
+def test_gradient_of_an_alpha_near_one_does_not_cancel(kernel):
+    q, k, v, grad = (draw(2, 4, n, 32, seed=s) for s, n in enumerate((60, 90, 90, 60)))
+    tensors = (q * 0.1, k, v, torch.full((4, 1, 1), 1.05), torch.full((1,), 32**-0.5))
+    with cpu.using(kernel):
+        found = out_and_gradients(attend, tensors, grad)[4]
+    expected = out_and_gradients(attend, tensors, grad, torch.float64)[4]
+    assert (found - expected).norm() <= 6e-5 * expected.norm()  # 2e-4 with the difference of powers alone
+
+
+@every_kernel
 @pytest.mark.usefixtures("without_pytorch")
 def test_heads_choose_their_powers_one_by_one(kernel):
     q, k, v, alphas = draw(2, 5, 140, 32) * 2, draw(2, 5, 90, 32, seed=1), draw(2, 5, 90, 32, seed=2), ALPHAS[:5]
