@@ -169,7 +169,7 @@ class Veca(nn.Module):
         trunk = self._run(images, num_cores, self.config.depth, wanted)
         num_cores = trunk.coords[0].shape[-2]
         tokens = self.norm(trunk.tokens)
-        cores, patches = tokens[:, :num_cores], tokens[:, num_cores:]
+        cores, patches = tokens.split((num_cores, tokens.shape[1] - num_cores), 1)
         projected = (None, None) if self.output_proj is None else (self.output_proj(t) for t in (cores[:, 0], patches))
         return VecaOutput(
             cores[:, 0],
