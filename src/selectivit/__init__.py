@@ -6,8 +6,10 @@ Hosts (timm, open_clip, transformers) are imported when a model of theirs is use
 
 from selectivit.data.load import load_image
 from selectivit.features import Features, features, preprocessing
+from selectivit.models.create import create_model
 from selectivit.models.weights import list_models, load_model
 from selectivit.ops.attention import entmax_attention
+from selectivit.ops.core_attention import core_attention
 from selectivit.ops.entmax import entmax, entmax15, sparsemax
 from selectivit.ops.entmax_loss import entmax_loss
 from selectivit.swap.calibrate import calibrate_swap
@@ -24,6 +26,8 @@ __all__ = [
     "__version__",
     "attention_maps",
     "calibrate_swap",
+    "core_attention",
+    "create_model",
     "entmax",
     "entmax15",
     "entmax_attention",

@@ -1,4 +1,4 @@
-"""Images in, dense features out, for every model that a file of `swap` knows."""
+"""Images in, dense features out, for every model that a file of `swap` knows, and for our own."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from selectivit.swap.sites import Preprocessing, Tower, find_tower
+from selectivit.models.veca import Veca
+from selectivit.swap.sites import Preprocessing, Tower, find_tower, unwrap
 
 __all__ = ["Features", "Preprocessing", "features", "preprocessing"]
 
@@ -19,7 +20,7 @@ class Features:
     Args:
         map: (B, C, h, w), the patch tokens in their places.
         patch_tokens: (B, h * w, C), row by row.
-        cls: (B, C), or None where the model has no class token.
+        cls: (B, C), or None where the model has no class token; of a core-periphery model its first core.
         registers: (B, R, C), or None where it has none.
         cores: (B, C', C), or None; only core-periphery models have them.
         grid: (h, w) in patches.
@@ -33,7 +34,9 @@ class Features:
     grid: tuple[int, int]
 
 
-def features(model: nn.Module, images: Tensor, *, layer: int = -1, norm: bool = True) -> Features:
+def features(
+    model: nn.Module, images: Tensor, *, layer: int = -1, norm: bool = True, num_cores: int | None = None
+) -> Features:
     """The tokens that leave one block of a Vision Transformer, softmax or swapped.
 
     Any image size works: position embeddings are interpolated by the host's own rule where it has one. Sizes that
@@ -41,17 +44,20 @@ def features(model: nn.Module, images: Tensor, *, layer: int = -1, norm: bool = 
     the caller turns them off; blocks after `layer` are not run.
 
     Args:
-        model: a timm, open_clip, transformers or torchvision Vision Transformer, or one that holds such a tower.
+        model: a timm, open_clip, transformers or torchvision Vision Transformer, a VECA model, or one that holds such
+            a tower.
         images: (B, 3, H, W) or (3, H, W), floating, normalised as the model expects (see `preprocessing`).
         layer: which block, negatives from the end.
         norm: apply the model's final norm over tokens. Models that norm after pooling (timm with `fc_norm`, CoCa)
             have none, and their tokens come as they are. CLIP's tokens are those before the projection.
+        num_cores: the budget of a VECA model; None is its whole bank.
 
     Returns:
         The features, in the model's dtype. A distillation token is among neither cls nor registers.
 
     Raises:
-        ValueError: for images of another shape, a block out of range, or a model without a known image tower.
+        ValueError: for images of another shape, a block out of range, a budget outside the bank or for a model that
+            has none, or a model without a known image tower.
         TypeError: for images of integers.
 
     Example:
@@ -62,7 +68,11 @@ def features(model: nn.Module, images: Tensor, *, layer: int = -1, norm: bool = 
         (torch.Size([1, 16, 2, 3]), (2, 3))
     """
     tower = _tower(model)
-    images = _as_batch(images, tower)
+    if isinstance(tower, Veca):
+        return _veca_features(tower, _as_batch(images, tower, tower.config.patch_size), layer, norm, num_cores)
+    if num_cores is not None:
+        raise ValueError(f"num_cores is a budget of cores, which {type(tower.module).__name__} does not have")
+    images = _as_batch(images, tower.module, tower.host.preprocessing(tower.module).patch_size)
     found = tower.host.tokens(tower.module, images, layer, norm)
     height, width = found.grid
     tokens = found.tokens  # (B, L, C)
@@ -100,29 +110,51 @@ def preprocessing(model: nn.Module) -> Preprocessing:
         16
     """
     tower = _tower(model)
+    if isinstance(tower, Veca):
+        config = tower.config
+        return Preprocessing(config.mean, config.std, config.patch_size, (config.image_size, config.image_size))
     return tower.host.preprocessing(tower.module)
 
 
-def _tower(model: nn.Module) -> Tower:
+def _veca_features(model: Veca, images: Tensor, layer: int, norm: bool, num_cores: int | None) -> Features:
+    tokens, count, grid = model.block_tokens(images, num_cores, layer=layer, norm=norm)  # (B, C' + N, C)
+    cores, patches = tokens[:, :count], tokens[:, count:]
+    return Features(
+        map=patches.transpose(1, 2).unflatten(2, grid),
+        patch_tokens=patches,
+        cls=cores[:, 0],
+        registers=None,
+        cores=cores,
+        grid=grid,
+    )
+
+
+def _tower(model: nn.Module) -> Tower | Veca:
+    ours = [module for module in unwrap(model).modules() if isinstance(module, Veca)]
     tower = find_tower(model)
+    found = [*ours, *([] if tower is None else [tower.module])]
+    if len(found) > 1:
+        kinds = ", ".join(type(module).__name__ for module in found)
+        raise ValueError(f"expected one image tower, found {len(found)} ({kinds}): pass the one you mean")
+    if ours:
+        return ours[0]
     if tower is None:
         raise ValueError(
             f"no image tower found in {type(model).__name__}: expected a Vision Transformer of timm, open_clip, "
-            "transformers or torchvision"
+            "transformers or torchvision, or a VECA model"
         )
     return tower
 
 
-def _as_batch(images: Any, tower: Tower) -> Tensor:
+def _as_batch(images: Any, tower: nn.Module, patch: int) -> Tensor:
     if not isinstance(images, Tensor) or not images.is_floating_point():
         kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
         raise TypeError(f"expected a floating tensor of normalised images, got {kind}")
     if images.ndim not in (3, 4) or images.shape[-3] != 3 or 0 in images.shape:
         raise ValueError(f"expected images of shape (B, 3, H, W) or (3, H, W), got {tuple(images.shape)}")
     images = images if images.ndim == 4 else images[None]
-    patch = tower.host.preprocessing(tower.module).patch_size
     height, width = (max(1, round(side / patch)) * patch for side in images.shape[-2:])
     if (height, width) != tuple(images.shape[-2:]):
         images = F.interpolate(images, size=(height, width), mode="bilinear", antialias=True, align_corners=False)
-    parameter = next(tower.module.parameters())
+    parameter = next(tower.parameters())
     return images if torch.is_autocast_enabled(images.device.type) else images.to(parameter.dtype)

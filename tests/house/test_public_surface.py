@@ -21,6 +21,8 @@ SURFACE = {
     "__version__",
     "attention_maps",
     "calibrate_swap",
+    "core_attention",
+    "create_model",
     "entmax",
     "entmax15",
     "entmax_attention",

@@ -14,7 +14,7 @@ FORMS = """Accepted names:
   vit_base_patch16_224.augreg_in21k         a timm name (also timm:NAME)
   facebook/dinov2-small                     a transformers id (also transformers:ID)
   open_clip:ViT-B-16/openai                 an open_clip model and its tag
-  ./folder                                  a local folder that timm, transformers or open_clip wrote"""
+  ./folder                                  a folder that timm, transformers, open_clip or save_pretrained wrote"""
 
 PREFIXES = ("timm", "transformers", "open_clip")
 

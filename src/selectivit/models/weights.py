@@ -16,6 +16,8 @@ import torch
 from torch import nn
 
 from selectivit.models.cache import WeightsError
+from selectivit.models.checkpoint import LIBRARY
+from selectivit.models.create import load_folder
 from selectivit.models.hub import use_hub
 from selectivit.models.names import ENTRIES, ModelEntry, parse_name, unknown_name
 
@@ -38,8 +40,9 @@ def load_model(
 
     Args:
         name: "dinov2-small"; a timm name; a transformers id ("facebook/dinov2-small"); an open_clip model and tag
-            ("open_clip:ViT-B-16/openai"); a local folder written by timm, transformers or open_clip. The prefixes
-            "timm:", "transformers:" and "open_clip:" decide where a name could mean two things.
+            ("open_clip:ViT-B-16/openai"); a local folder written by timm, transformers, open_clip or our own
+            `save_pretrained`. The prefixes "timm:", "transformers:" and "open_clip:" decide where a name could mean
+            two things.
         cache_dir: folder for fetched weights; None leaves it to $SELECTIVIT_CACHE and to each library's own setting.
         device: where the model is put.
 
@@ -198,17 +201,21 @@ def _from_folder(folder: Path) -> nn.Module:
     if not config.is_file():
         holds = ", ".join(sorted(entry.name for entry in folder.iterdir())[:6]) or "nothing"
         raise WeightsError(
-            "expected config.json (timm, transformers) or open_clip_config.json beside the weights, "
+            "expected config.json (timm, transformers, ours) or open_clip_config.json beside the weights, "
             f"the folder holds {holds}"
         )
     keys = json.loads(config.read_text(encoding="utf-8"))
+    if keys.get("library") == LIBRARY:
+        return load_folder(folder, keys.get("model")).float()
     if "architecture" in keys:
         _library("timm", str(folder))
         return _from_timm(f"local-dir:{folder}")
     if "model_type" in keys:
         _library("transformers", str(folder))
         return _from_transformers(str(folder))
-    raise WeightsError("its config.json has neither timm's 'architecture' nor transformers' 'model_type'")
+    raise WeightsError(
+        f"its config.json has neither timm's 'architecture' nor transformers' 'model_type' nor 'library': {LIBRARY!r}"
+    )
 
 
 def _library(package: str, wanted_for: str) -> Any:
