@@ -21,7 +21,7 @@ from torch import nn
 
 import selectivit as sv
 from selectivit.eval.cost import flop_ratio
-from selectivit.models.veca import SIZES
+from selectivit.models.veca_config import SIZES
 from selectivit.ops import products
 
 PIXELS = (256, 512, 768, 1024)

@@ -1,18 +1,19 @@
 // Forward: blocks of 16 query rows. Scores of a block -> lane maxima -> thresholds -> survivors -> sparse P.V.
 #pragma once
-#include "saved.h"
 #include "scratch.h"
+#include "sink.h"
 #include "threshold.h"
 #include "values.h"
-#ifdef __AVX512VNNI__
-#include "screen_avx512.h"
+#include "whole.h"
+#ifdef SELECTIVIT_SCREEN  // the header of this kernel's screen
+#include SELECTIVIT_SCREEN
 #endif
 
 namespace selectivit {
 namespace {
 
-constexpr float kDense = 0.25f;   // share of survivors above which the screen no longer pays
-constexpr float kSparse = 0.12f;  // and below which it pays again
+constexpr float kDense = 0.12f;   // share of survivors above which the screen no longer pays
+constexpr float kSparse = 0.07f;  // and below which it pays again
 
 constexpr int64_t kManyValues = 5;  // survivors of a row per near stretch of keys, for which stretches pay
 
@@ -22,19 +23,10 @@ enum Status { kDone = 0, kDeclined = 1, kNoMemory = 2 };
 struct HeadState {
   int64_t head = -1;
   KeyNorms norms = {};
-  bool panels = false, screen = false;
-#ifdef __AVX512VNNI__
+  bool panels = false, screen = false, values_known = false, values_finite = false;
+#ifdef SELECTIVIT_SCREEN
   ScreenKeys screen_keys = {};
 #endif
-};
-
-// Where a row's survivors go for the backward pass.
-struct Sink {
-  int64_t* start = nullptr;
-  float* u = nullptr;
-  int32_t* index = nullptr;
-  int64_t used = 0, capacity = 0;
-  bool full = false;
 };
 
 template <class S, class P>
@@ -117,21 +109,21 @@ class Forward {
   }
 
   int screened_rows(int64_t row, int rows, int64_t* survivors) {
-#ifdef __AVX512VNNI__
-    int32_t* keys = static_cast<int32_t*>(room(kScreenKeys, padded_keys(a_.m) * screen_width(a_.d) * 2));
+#ifdef SELECTIVIT_SCREEN
+    int32_t* keys = static_cast<int32_t*>(room(kScreenKeys, screen_bytes(a_.m, a_.d)));
     if (!keys) return 0;
     if (!state_.screen) state_.screen_keys = pack_screen(k_, a_.k_stride[2], a_.m, a_.d, state_.norms, keys);
     state_.screen = true;
     in_list_ = 0;
-    int32_t* strip = reinterpret_cast<int32_t*>(strip_);
+    ScreenScore* strip = reinterpret_cast<ScreenScore*>(strip_);
     quantize_queries(q_, a_.d, state_.screen_keys, &screen_rows_);
     screen_block(screen_rows_, keys, a_.m, a_.d, strip, lanes_);
     lane_thresholds<S>(power_, lanes_, &thresholds_);
     for (int r = 0; r < rows; ++r) {
       const float bound = screen_rows_.bound[r], least = thresholds_.top[r] + thresholds_.tau[r] - bound;
-      const int n = screen_survivors(strip + r * list_, a_.m, least - bound, screen_rows_.unit[r], indices_);
+      const int n = screen_survivors(screen_rows_, r, strip + r * list_, a_.m, least - bound, indices_);
       dot_rows<S>(q_ + r * kMaxWidth, indices_, n, k_, a_.k_stride[2], a_.d, values_);
-      solve_row(row + r, r, n, least, top_of(values_, n));
+      solve_row(row + r, r, n, least, top_of<S>(values_, n));
       mix_row(row, r, values_, indices_);
       *survivors += n;
       if (static_cast<float>(*survivors) > kDense * static_cast<float>(a_.m * (r + 3))) return r + 1;
@@ -151,10 +143,17 @@ class Forward {
         bad[r] = mask_row<S>(a_, unit_.head, row + r, strip_ + r * list_, eps_, lanes_ + r * kLanes);
     lane_thresholds<S>(power_, lanes_, &thresholds_);
     int64_t kept = 0;
+    const bool whole = takes_whole(done, rows);
     for (int r = done; r < rows; ++r) {
       kept_[r] = 0;
       if (bad[r] || thresholds_.top[r] == kMinusInf) {
         edge_row(row, r, bad[r]);
+        if (whole) std::memset(strip_ + r * list_, 0, a_.m * sizeof(float));
+        continue;
+      }
+      if (whole) {
+        solve_whole(row + r, r);
+        *survivors += a_.m;
         continue;
       }
       const int n = collect(r);
@@ -163,12 +162,38 @@ class Forward {
       kept += kept_[r];
     }
     if (!out_) return;
+    if (whole) {
+      mix_whole<S>(strip_, list_, done, rows, a_.m, v_, a_.v_stride[2], a_.e, factors_,
+                   out_ + (unit_.head * a_.n + row) * a_.e);
+      return;
+    }
     const bool many = kept > (rows - done) * kManyValues * (a_.m * a_.e * 4 / kNearBytes);
     if (many && a_.e % (4 * S::W) == 0)
       mix_block<S>(values_ + done * list_, indices_ + done * list_, list_, kept_ + done, rows - done, a_.m, v_,
                    a_.v_stride[2], a_.e, factors_ + done, out_ + (unit_.head * a_.n + row + done) * a_.e);
     else
       for (int r = done; r < rows; ++r) mix_row(row, r, values_ + r * list_, indices_ + r * list_);
+  }
+
+  // Judged by two rows. A NaN in v must not reach rows that give it no weight: then by lists.
+  bool takes_whole(int done, int rows) {
+    const int some[2] = {done, (done + rows) / 2};
+    int64_t n = 0;
+    for (int r : some) n += count_above<S>(strip_ + r * list_, a_.m, thresholds_.top[r] + thresholds_.tau[r]);
+    if (static_cast<float>(n) < 2 * kWhole * static_cast<float>(a_.m)) return false;
+    if (!state_.values_known) state_.values_finite = key_norms<S>(v_, a_.v_stride[2], a_.m, a_.e).norm < 1e18f;
+    state_.values_known = true;
+    return state_.values_finite;
+  }
+
+  void solve_whole(int64_t row, int r) {
+    const float start = thresholds_.tau[r], top = thresholds_.top[r];
+    const Solution found = whole_row<S>(power_, strip_ + r * list_, a_.m, top, start > -1 ? start : -1.0f);
+    factors_[r] = 1 / found.sum;
+    if (tau_out_) tau_out_[unit_.head * a_.n + row] = found.threshold;
+    if (!sink_) return;
+    sink_->full = true;
+    sink_->rows[row - unit_.begin] = {top, found.threshold, power_.inverse_norm(found.sum)};
   }
 
   // Entries of the strip that may lie in the support, with their indices.
@@ -187,15 +212,10 @@ class Forward {
     const int64_t row = block + r, at = unit_.head * a_.n + row;
     factors_[r] = bad ? NAN : 0.0f;  // times a sum of nothing
     if (tau_out_) tau_out_[at] = bad ? NAN : 0.0f;
-    if (sink_ && bad) sink_->full = true;
-    if (sink_ && sink_->start) sink_->start[row - unit_.begin + 1] = sink_->used;
-  }
-
-  static float top_of(float* values, int n) {
-    for (int i = n; i < n + S::W; ++i) values[i] = kMinusInf;
-    typename S::F top = S::load(values);
-    for (int j = S::W; j < n; j += S::W) top = S::max(top, S::load(values + j));
-    return S::top(top);
+    if (!sink_) return;
+    if (bad) sink_->bad = true;
+    sink_->start[row - unit_.begin + 1] = sink_->used;
+    sink_->rows[row - unit_.begin] = {0, __builtin_inff(), 0};
   }
 
   // From n candidates in list r (the screen uses the first for every row) to p, its factor and tau_out.
@@ -208,7 +228,10 @@ class Forward {
     float* u = sink_ ? reserve(n) : nullptr;
     kept_[r] = probabilities<S>(power_, values, indices_ + list, n, found.threshold, u);
     factors_[r] = 1 / found.sum;
-    if (sink_) keep(row, indices_ + list, kept_[r], found.sum, u);
+    if (sink_) {
+      sink_->rows[row - unit_.begin] = {top, found.threshold, power_.inverse_norm(found.sum)};
+      keep(row, indices_ + list, kept_[r], u);
+    }
     if (tau_out_) tau_out_[at] = found.threshold;
   }
 
@@ -225,9 +248,9 @@ class Forward {
     return sink_->u + sink_->used;
   }
 
-  void keep(int64_t row, const int32_t* indices, int kept, float sum, float* u) {
+  void keep(int64_t row, const int32_t* indices, int kept, float* u) {
     if (!u) return;
-    const float norm = power_.inverse_norm(sum);
+    const float norm = sink_->rows[row - unit_.begin].norm;
     for (int j = 0; j < kept; ++j) u[j] *= norm;
     std::memcpy(sink_->index + sink_->used, indices, kept * sizeof(int32_t));
     sink_->used += kept;
@@ -251,7 +274,7 @@ class Forward {
   alignas(64) float q_[kBlockRows * kMaxWidth];
   alignas(64) float lanes_[kBlockRows * kLanes];
   LaneThresholds thresholds_;
-#ifdef __AVX512VNNI__
+#ifdef SELECTIVIT_SCREEN
   ScreenRows screen_rows_;
 #endif
 };
@@ -262,10 +285,9 @@ int forward_unit(const Attention& a, int64_t index, HeadState* state) {
   Forward<S, P> forward(a, state);
   if (!a.saved) return forward.run(unit, a.out, a.tau_out, nullptr);
   const SavedUnit saved = saved_unit(a, index);
-  Sink sink{saved.start, saved.u, saved.index, 0, saved.capacity, false};
-  sink.start[0] = 0;
+  Sink sink = sink_of(saved);
   const int status = forward.run(unit, a.out, a.tau_out, &sink);
-  if (sink.full) saved.start[0] = -1;
+  finish(saved, sink, unit.end - unit.begin);
   return status;
 }
 

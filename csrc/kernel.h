@@ -9,8 +9,8 @@ struct Kernel {
   const char* name;
   int (*forward)(const Attention&, int64_t begin, int64_t end);
   int (*backward_rows)(const Attention&, const AttentionGradients&, int64_t begin, int64_t end, UnitLists*);
-  int (*backward_keys)(const Attention&, const AttentionGradients&, int64_t head, int64_t begin, int64_t end,
-                       const UnitLists*);
+  int (*backward_keys)(const Attention&, const AttentionGradients&, int64_t unit, int64_t begin, int64_t end,
+                       const UnitLists&);
   int (*entmax_rows)(const Rows&, int64_t begin, int64_t end);
 };
 
@@ -18,6 +18,9 @@ extern const Kernel kPortableKernel;
 #ifdef SELECTIVIT_X86
 extern const Kernel kAvx2Kernel;
 extern const Kernel kAvx512Kernel;
+#endif
+#ifdef SELECTIVIT_AMX
+extern const Kernel kAmxKernel;
 #endif
 
 }  // namespace selectivit

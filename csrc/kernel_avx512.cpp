@@ -1,4 +1,5 @@
 #include "simd_avx512.h"
+#define SELECTIVIT_SCREEN "screen_avx512.h"
 // after the Simd it is built on
 #include "kernel_body.h"
 

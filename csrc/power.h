@@ -24,8 +24,12 @@ struct Whole {  // 1/eps a small integer: alpha = 2, 1.333.., 1.25, 1.2, ...
   explicit Whole(float alpha) : power(static_cast<int>(std::lround(1 / (alpha - 1)))), eps(1.0f / power) {}
   typename S::F slope(typename S::F u) const {
     if (power == 1) return S::where_positive(u, S::set(1));
-    typename S::F x = u;
-    for (int i = 2; i < power; ++i) x = x * u;
+    const typename S::F u2 = u * u, u4 = u2 * u2;
+    const int e = power - 1;  // up to 9
+    typename S::F x = e & 1 ? u : S::set(1);
+    if (e & 2) x = x * u2;
+    if (e & 4) x = x * u4;
+    if (e & 8) x = x * (u4 * u4);
     return x;
   }
   typename S::F rise(typename S::F a) const;

@@ -1,4 +1,4 @@
-// What one call is asked to do. Plain data, mirrored field by field in ops/kernels/cpu.py.
+// What one call is asked to do. Plain data, mirrored field by field in ops/kernels/structs.py.
 #pragma once
 #include <cstdint>
 
@@ -13,14 +13,16 @@ struct Attention {
   const float* v;          // (B, H, M, E)
   const void* mask;        // (B, H, N, M): uint8 (1 = may attend) or float (added)
   const float* scale_rows; // (B, H, N), or null: `scale` holds for every row
+  const float* alphas;     // (B, H), or null: `alpha` holds for every head
   float* out;              // (B, H, N, E), contiguous
-  float* tau_out;            // (B, H, N), contiguous: tau
+  float* tau_out;          // (B, H, N), contiguous: tau
   void* saved;             // survivors for the backward pass (saved.h), or null
   int64_t q_stride[3];     // B, H, N
   int64_t k_stride[3];
   int64_t v_stride[3];
   int64_t mask_stride[4];  // B, H, N, M; the last is 0 or 1
   int64_t scale_stride[3];
+  int64_t alpha_stride[2]; // B, H
   int64_t batch, heads, n, m, d, e;
   int64_t saved_bytes;
   float scale;
@@ -37,6 +39,8 @@ struct AttentionGradients {
   float* dq;               // (B, H, N, D), contiguous
   float* dk;               // (B, H, M, D), contiguous
   float* dv;               // (B, H, M, E), contiguous
+  float* dalpha;           // (B, H, N), contiguous: each row's share, or null
+  float* dscale;           // (B, H, N), contiguous, or null
 };
 
 struct Rows {
@@ -59,8 +63,10 @@ struct Unit {
   int64_t begin, end;      // query rows
 };
 
+constexpr int kUnitRows = 128;   // at most
+
 inline int64_t unit_rows(int64_t n) {
-  const int64_t pieces = (n + 127) / 128;
+  const int64_t pieces = (n + kUnitRows - 1) / kUnitRows;
   const int64_t rows = (n + pieces - 1) / pieces;
   return (rows + kBlockRows - 1) / kBlockRows * kBlockRows;
 }
@@ -76,6 +82,12 @@ inline int64_t offset(const int64_t* stride, const Attention& a, int64_t head) {
 }
 inline float row_scale(const Attention& a, int64_t head, int64_t row) {
   return a.scale_rows ? a.scale_rows[offset(a.scale_stride, a, head) + row * a.scale_stride[2]] : a.scale;
+}
+// The problem as a unit's head sees it: `alpha` is its own.
+inline Attention of_unit(const Attention& a, int64_t index) {
+  Attention own = a;
+  if (a.alphas) own.alpha = a.alphas[offset(a.alpha_stride, a, unit_at(a, index).head)];
+  return own;
 }
 inline int64_t padded_keys(int64_t m) { return (m + kPanelKeys - 1) / kPanelKeys * kPanelKeys; }
 // Rows of a block lie this far apart: a power of two would put all of them into the same few lines of the cache.

@@ -4,7 +4,7 @@
 
 namespace selectivit {
 
-enum Room { kScreenKeys, kPanels, kStrip, kValues, kIndices, kLists, kProducts, kOrder, kRooms };
+enum Room { kScreenKeys, kPanels, kStrip, kValues, kIndices, kLists, kRooms };
 
 // At least `bytes`, aligned to 64 and with 128 bytes of slack for full-vector stores; contents undefined.
 // Throws nothing: returns null where memory is out.

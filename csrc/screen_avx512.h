@@ -5,11 +5,13 @@
 //     |q.k - screen(q.k)| <= |dq| |k| + |q^| |dk|,
 // some 1e-4 of |q| |k|: forty times closer than bfloat16 at the same rate. Survivors are computed anew in float32.
 #pragma once
-#include "pack.h"
 #include "scores.h"
+#include "screen_pairs.h"
 
 namespace selectivit {
 namespace {
+
+using ScreenScore = int32_t;
 
 constexpr float kLargestNorm = 46000;  // squared, with the rounding of 256 entries, still below 2^31
 
@@ -24,7 +26,6 @@ inline float integer_scale(float norm, float largest) {
   return s < 1e30f ? s : 1e30f;
 }
 inline float rounding_norm(int64_t d, float scale) { return 0.5001f * std::sqrt(static_cast<float>(d)) / scale; }
-inline int64_t screen_width(int64_t d) { return (d + 31) / 32 * 32; }
 
 // In place: the compiler copies the sum before and after the intrinsic of the same name.
 inline void add_products(__m512i* sum, __m512i x, __m512i y) {
@@ -38,22 +39,9 @@ inline void quantize(const float* x, int64_t d, float scale, int16_t* to) {
                         _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), s))));
 }
 
-// panels: per 32 keys, per pair of dimensions, 32 pairs.
 inline ScreenKeys pack_screen(const float* k, int64_t stride, int64_t m, int64_t d, KeyNorms norms, int32_t* panels) {
   const float scale = integer_scale(norms.norm, norms.largest);
-  const int64_t pairs = screen_width(d) / 2;
-  alignas(64) int32_t rows[16 * kMaxWidth / 2] = {};
-  for (int64_t j = 0; j < padded_keys(m); j += 16) {
-    for (int r = 0; r < 16; ++r) {
-      int16_t* to = reinterpret_cast<int16_t*>(rows + r * pairs);
-      if (j + r < m) quantize(k + (j + r) * stride, d, scale, to);
-      else std::memset(to, 0, pairs * 4);
-    }
-    int32_t* to = panels + j / kPanelKeys * kPanelKeys * pairs + j % kPanelKeys;
-    for (int64_t c = 0; c < pairs; c += 16)
-      Simd::transpose(reinterpret_cast<const float*>(rows + c), pairs, reinterpret_cast<float*>(to + c * kPanelKeys),
-                      kPanelKeys);
-  }
+  pack_pairs<Simd>(k, stride, m, d, panels, [&](const float* key, int16_t* to) { quantize(key, d, scale, to); });
   return {scale, norms.norm, rounding_norm(d, scale)};
 }
 
@@ -121,9 +109,10 @@ inline void screen_block(const ScreenRows& rows, const int32_t* panels, int64_t 
       lanes[a * kLanes + i] = most[a * kLanes + i] == INT32_MIN ? kMinusInf : most[a * kLanes + i] * rows.unit[a];
 }
 
-// Indices of the keys whose score may exceed `threshold`.
-inline int screen_survivors(const int32_t* strip, int64_t m, float threshold, float unit, int32_t* indices) {
-  const float scaled = threshold / unit;
+// Indices of the keys of row a whose score may exceed `threshold`.
+inline int screen_survivors(const ScreenRows& rows, int a, const int32_t* strip, int64_t m, float threshold,
+                            int32_t* indices) {
+  const float scaled = threshold / rows.unit[a];
   const int32_t t = scaled <= -2147483000.0f ? INT32_MIN + 1 : static_cast<int32_t>(std::floor(scaled)) - 1;
   const __m512i least = _mm512_set1_epi32(t);
   const __m512i step = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);

@@ -3,6 +3,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
 
 namespace selectivit {
 namespace {
@@ -10,7 +13,11 @@ namespace {
 struct Simd {
   static constexpr int W = 4;
   static constexpr int kTileRows = 4;
+#ifdef __aarch64__
+  static constexpr int kTileVectors = 4;  // 16 sums in 32 registers: a quarter fewer instructions than with 2
+#else
   static constexpr int kTileVectors = 2;
+#endif
   static constexpr bool kScreen = false;
   typedef float F __attribute__((vector_size(16)));
   typedef int32_t I __attribute__((vector_size(16)));
@@ -23,7 +30,13 @@ struct Simd {
     return x;
   }
   static void store(float* p, F x) { std::memcpy(p, &x, sizeof x); }
-  static F max(F a, F b) { return a > b ? a : b; }
+  static F max(F a, F b) {
+#ifdef __SSE__
+    return _mm_max_ps(a, b);  // the same, NaN included, in one instruction instead of four
+#else
+    return a > b ? a : b;
+#endif
+  }
   static F fma(F a, F b, F c) { return a * b + c; }
   static F sqrt(F a) { return F{std::sqrt(a[0]), std::sqrt(a[1]), std::sqrt(a[2]), std::sqrt(a[3])}; }
   static float sum(F a) { return (a[0] + a[2]) + (a[1] + a[3]); }
@@ -53,7 +66,13 @@ struct Simd {
     const I e = (__builtin_convertvector(max(n, set(-126)), I) + 127) << 23;
     return x * floats(e);
   }
+  static bool any(I g) {
+    int64_t half[2];
+    std::memcpy(half, &g, sizeof half);
+    return half[0] | half[1];
+  }
   static int keep_above(F x, F t, int32_t base, float* values, int32_t* indices, int n) {
+    if (!any(x > t)) return n;
     for (int b = 0; b < W; ++b) {
       values[n] = x[b];
       indices[n] = base + b;

@@ -46,6 +46,15 @@ inline void lane_thresholds(const P& power, const float* lanes, LaneThresholds* 
   }
 }
 
+// The greatest of n values; the room behind them is written up to a whole vector.
+template <class S>
+inline float top_of(float* values, int n) {
+  for (int i = n; i < n + S::W; ++i) values[i] = kMinusInf;
+  typename S::F top = S::load(values);
+  for (int j = S::W; j < n; j += S::W) top = S::max(top, S::load(values + j));
+  return S::top(top);
+}
+
 struct Solution {
   float threshold;  // T
   float sum;        // of u^(1/eps) there

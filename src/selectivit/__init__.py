@@ -4,6 +4,7 @@ Attention with exact zeros for training, the same as a training-free swap in pre
 Hosts (timm, open_clip, transformers) are imported when a model of theirs is used.
 """
 
+from selectivit.data.load import load_image
 from selectivit.features import Features, features, preprocessing
 from selectivit.models.create import create_model
 from selectivit.models.weights import list_models, load_model
@@ -33,6 +34,7 @@ __all__ = [
     "entmax_loss",
     "features",
     "list_models",
+    "load_image",
     "load_model",
     "preprocessing",
     "restore_attention",

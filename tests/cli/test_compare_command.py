@@ -307,3 +307,16 @@ def test_real_weights_on_the_astronaut(capsys, tmp_path):
     assert fitted["mean"]["swap"]["support_share"] < 0.26 and fitted["features"]["cosine_mean"] > 0.95
     assert plain["mean"]["swap"]["support_share"] < 0.05 and plain["features"]["cosine_mean"] < 0.8
     assert (tmp_path / "astronaut.compare.png").stat().st_size < 2_000_000
+
+
+def test_a_calibration_that_cannot_be_written_says_so(compare, tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    status, _, err, _ = compare("--save-calibration", tmp_path / "taken", "--max-support", 0.6)
+    assert status == 2 and "cannot write the calibration" in err and "choose another folder" in err
+
+
+def test_a_photo_of_many_patches_is_announced(compare, monkeypatch):
+    from selectivit.cli import compare as command
+
+    monkeypatch.setattr(command, "LONG", 3)
+    assert "--size makes it less" in compare("--max-support", 0.6)[2]

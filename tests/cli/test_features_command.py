@@ -351,6 +351,25 @@ def test_the_index_keeps_what_earlier_runs_wrote(features, photos, tmp_path):
     assert all("settings" not in entry for entry in third["photos"])
 
 
+def test_another_photo_of_the_same_name_does_not_replace_the_first(features, photos, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    write_photo(other / "a.png", seed=7)
+    first = features(next(photos.glob("a.*")))[3]
+    kept = (tmp_path / "out" / "a.safetensors").read_bytes()
+    assert states(features(other / "a.png")[3]) == {"a.safetensors": "earlier", "a~2.safetensors": "written"}
+    assert (tmp_path / "out" / "a.safetensors").read_bytes() == kept and first["photos"][0]["grid"]
+    assert states(features(other / "a.png")[3]) == {"a.safetensors": "earlier", "a~2.safetensors": "kept"}
+
+
+def test_a_photo_that_was_edited_replaces_its_own_features(features, tmp_path):
+    photo = tmp_path / "a.png"
+    write_photo(photo, seed=1)
+    features(photo)
+    write_photo(photo, seed=2)
+    assert states(features(photo)[3]) == {"a.safetensors": "written"}
+
+
 def test_the_index_says_which_settings_earlier_runs_had(features, photos):
     first = features(photos / "a.jpg", layer=0)[3]
     for photo in ("b.png", "c.jpg"):

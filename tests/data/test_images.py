@@ -69,6 +69,13 @@ def test_16_bit_grey_keeps_its_brightness(tmp_path, suffix):
     np.testing.assert_array_equal(np.asarray(loaded.image)[0, :, 0], [0, 1, 128, 255])
 
 
+@pytest.mark.parametrize(("largest", "shown"), [(200, 200), (2000, 2000 // 257)])
+def test_32_bit_grey_that_holds_8_bits_keeps_its_brightness(tmp_path, largest, shown):
+    Image.fromarray(np.array([[0, largest]], dtype=np.int32), "I").save(tmp_path / "a.tif")
+    loaded = read_image(tmp_path / "a.tif")
+    assert loaded.notes and abs(int(np.asarray(loaded.image)[0, 1, 0]) - shown) <= 1
+
+
 def test_32_bit_grey_is_stretched_and_noted(tmp_path):
     Image.fromarray(np.array([[-100, 100_100, 200_100]], dtype=np.int32)).save(tmp_path / "a.tif")
     loaded = read_image(tmp_path / "a.tif")

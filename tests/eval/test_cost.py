@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from selectivit.eval.cost import DINOV3, ViTShape, flop_ratio, veca_cost, vit_cost
-from selectivit.models.veca import SIZES, Veca, VecaConfig
+from selectivit.models.veca import Veca
+from selectivit.models.veca_config import SIZES, VecaConfig
 
 SIDES = (256, 384, 512, 768, 1024, 2048)
 REPORTED = {  # FLOPs of DINOv3 over VECA's, as published

@@ -36,6 +36,7 @@ def test_python_blocks_run(path, monkeypatch, tmp_path):
         return model.eval()
 
     monkeypatch.setattr(sv, "load_model", small)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for block in python_blocks(path):

@@ -29,6 +29,7 @@ SURFACE = {
     "entmax_loss",
     "features",
     "list_models",
+    "load_image",
     "load_model",
     "preprocessing",
     "restore_attention",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -177,7 +178,7 @@ def test_registered_as_torch_expects(op):
     else:
         args = (q, k, v, None, None, None, 1.5, 0.5)
         torch.library.opcheck(torch.ops.selectivit.entmax_attention.default, args, test_utils="test_faketensor")
-        back = (q, q[..., :1], q, k, v, None, None, None, 1.5, 0.5, True)
+        back = (q, q[..., :1], q, k, v, None, None, None, 1.5, 0.5, [True, False, False])
         torch.library.opcheck(
             torch.ops.selectivit.entmax_attention_backward.default, back, test_utils="test_faketensor"
         )
@@ -211,6 +212,44 @@ def test_bad_arguments():
         sv.entmax_attention(q[..., :0], q[..., :0], q)
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match="one floating dtype"):
         sv.entmax_attention(q, q.double(), q)  # autocast leaves float64 alone, for torch's attention too
+
+
+def test_arguments_of_another_kind():
+    q = torch.zeros(1, 2, 5, 4)
+    attend: Any = sv.entmax_attention
+    with pytest.raises(TypeError, match="takes 3 positional arguments"):
+        attend(q, q, q, torch.ones(5, 5, dtype=torch.bool))  # the mask and all behind it go by name
+    with pytest.raises(TypeError, match="is_causal"):
+        attend(q, q, q, is_causal=True)
+    with pytest.raises(TypeError, match="attn_mask must be a tensor or None, got bool"):
+        attend(q, q, q, attn_mask=True)
+    with pytest.raises(TypeError, match=r"alpha must be a number or a tensor, got \[1.5, 1.2\]"):
+        attend(q, q, q, alpha=[1.5, 1.2])
+    with pytest.raises(TypeError, match="alpha must be a number or a tensor, got None"):
+        attend(q, q, q, alpha=None)
+    with pytest.raises(TypeError, match="scale must be a number or a tensor, got 'large'"):
+        attend(q, q, q, scale="large")
+
+
+def test_one_number_per_head_of_another_shape_says_how_to_reshape():
+    q = torch.zeros(3, 2, 5, 4)
+    with pytest.raises(ValueError, match=r"alpha of shape \(2,\) .*: pass alpha.view\(2, 1, 1\)"):
+        sv.entmax_attention(q, q, q, alpha=torch.full((2,), 1.5))
+    with pytest.raises(ValueError, match=r"scale of shape \(3, 2\) .*: pass scale\[:, :, None, None\]"):
+        sv.entmax_attention(q, q, q, scale=torch.ones(3, 2))
+    ok = torch.full((3, 2), 1.5)[:, :, None, None]
+    assert sv.entmax_attention(q, q, q, alpha=ok).shape == q.shape
+
+
+def test_devices_that_differ():
+    q, elsewhere = torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 5, 4, device="meta")
+    with pytest.raises(ValueError, match="q, k and v must be on one device"):
+        sv.entmax_attention(q, elsewhere, q)
+    with pytest.raises(ValueError, match="attn_mask is on meta, q on cpu: move it"):
+        sv.entmax_attention(q, q, q, attn_mask=elsewhere[..., :1].bool())
+    for name in ("alpha", "scale"):
+        with pytest.raises(ValueError, match=f"{name} is on meta, q on cpu: move it"):
+            sv.entmax_attention(q, q, q, **{name: elsewhere[0, :, :1, :1]})
 
 
 class Storages(TorchDispatchMode):

@@ -23,20 +23,37 @@ def restored_threads():
     torch.set_num_threads(before)
 
 
-def both(seed, n=300):
+def both(seed, n=300, heads=2, alphas=(1.3, 1.5, 1.2), scales=(0.1, 0.2, 0.3)):
     generator = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(1, 2, n, 32, generator=generator).requires_grad_() for _ in range(3))
-    out = sv.entmax_attention(q, k, v)
-    return out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v))
+    q, k, v = (torch.randn(1, heads, n, 32, generator=generator).requires_grad_() for _ in range(3))
+    alpha, scale = (torch.tensor(x[:heads]).view(heads, 1, 1).requires_grad_() for x in (alphas, scales))
+    out = sv.entmax_attention(q, k, v, alpha=alpha, scale=scale)
+    return out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v, alpha, scale))
 
 
-def test_results_do_not_depend_on_threads():
-    torch.set_num_threads(1)
-    expected = both(0)
-    for threads in (2, 5, 1, 3):
-        torch.set_num_threads(threads)
-        for a, b in zip(both(0), expected, strict=True):
-            assert torch.equal(a, b)
+@pytest.mark.parametrize("kernel", cpu.names())
+@pytest.mark.parametrize("heads", (1, 2, 3))
+@pytest.mark.parametrize("factor", (1, 0.1, 0.003))  # few keys, many, all
+def test_results_do_not_depend_on_threads(kernel, heads, factor):
+    scales = (0.1 * factor, 0.2 * factor, 0.3 * factor)
+    with cpu.using(kernel):
+        torch.set_num_threads(1)
+        expected = both(0, heads=heads, scales=scales)
+        for threads in (2, 5, 1, 3):
+            torch.set_num_threads(threads)
+            for a, b in zip(both(0, heads=heads, scales=scales), expected, strict=True):
+                assert torch.equal(a, b)
+
+
+def test_threads_changed_between_forward_and_backward():
+    q = torch.randn(1, 2, 300, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    gradients = []
+    for before, after in ((1, 1), (1, 4), (4, 1)):
+        torch.set_num_threads(before)
+        out = sv.entmax_attention(q, q, q)
+        torch.set_num_threads(after)
+        gradients.append(torch.autograd.grad(out.square().sum(), q)[0])
+    assert torch.equal(gradients[0], gradients[1]) and torch.equal(gradients[0], gradients[2])
 
 
 def test_several_python_threads_at_once():
@@ -53,10 +70,18 @@ def test_several_python_threads_at_once():
 def test_fork_after_use():
     torch.set_num_threads(2)
     q = torch.randn(1, 2, 300, 32)
-    expected = sv.entmax_attention(q, q, q)
+    grad, saved = torch.ones_like(q), torch.empty(cpu.saved_bytes(q, 300), dtype=torch.uint8)
+    rest = (None, None, None, 1.5, 32**-0.5, saved)  # the calls alone: torch's own backward may wait for its threads
+
+    def run():
+        forward, backward = cpu.attention(q, q, q, *rest), cpu.attention_gradients(grad, q, q, q, *rest)
+        assert forward is not None and backward is not None
+        return forward[0], *backward[:3]
+
+    expected = run()
     child = os.fork()
     if child == 0:
-        os._exit(0 if torch.equal(cpu.attention(q, q, q, None, None, 1.5, 32**-0.5, None)[0], expected) else 3)
+        os._exit(0 if all(torch.equal(a, b) for a, b in zip(run(), expected, strict=True)) else 3)
     end = time.monotonic() + 30
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)

@@ -279,12 +279,21 @@ def test_layers_of_other_kinds(vit: nn.Module, layers) -> None:
         swap_attention(vit, layers=layers)
 
 
-@pytest.mark.parametrize("shape", [(3,), (1,), (2, 1, 1)])
+@pytest.mark.parametrize("shape", [(3,), (1,), (1, 2, 1), (2, 1)])
 def test_an_alpha_for_other_heads_is_refused_at_once(vit: nn.Module, shape) -> None:
     with pytest.raises(ValueError, match=r"alpha has shape .* expected \(2,\)"):
         swap_attention(vit, alpha=torch.full(shape, 1.5))
     with swap_attention(vit, alpha=torch.full((2,), 1.5)), swap_attention(vit, alpha=torch.tensor(1.5)):
         vit(images())
+
+
+def test_one_number_per_head_as_the_operators_take_it(vit: nn.Module) -> None:
+    alpha, scale = torch.tensor([1.3, 1.8]), torch.tensor([0.5, 0.9])
+    with swap_attention(vit, alpha=alpha, scale=scale):
+        expected = vit(images())
+    with swap_attention(vit, alpha=alpha.view(2, 1, 1), scale=scale.view(2, 1, 1)):
+        assert torch.equal(vit(images()), expected)
+    assert not torch.equal(vit(images()), expected)
 
 
 @pytest.mark.parametrize("name", list(HOSTS))

@@ -6,10 +6,11 @@ file with the numbers, both named after the photo.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ActionYesNo, ArgumentParser, Namespace
 
@@ -24,7 +25,14 @@ from selectivit.cli.options import (
 )
 from selectivit.cli.progress import working
 from selectivit.data.find import printable
-from selectivit.data.writing import check_writable, write_atomic, write_json
+from selectivit.data.writing import WriteError, check_writable, write_atomic, write_json
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from selectivit.swap.calibration import Calibration
+
+LONG = 6000  # patches
 
 HELP = "show softmax and a swap side by side on one photo: a picture, and the numbers as JSON"
 
@@ -108,6 +116,7 @@ def run(options: Namespace) -> int:
     ready = ready_photo(photo, model, what.size)
     images = ready.image[None].to(device)  # (1, 3, H, W)
     fit = {"calibrate": options.calibrate, "max_support": what.max_support}
+    _warn_of_long_work(ready.image.shape[-2:], model)
     with working("looking with softmax, calibrating, looking with the swap"):
         comparison = compare_photo(model, images, swap, seed=where.seed, layer=what.layer, patch=patch, **fit)
 
@@ -133,10 +142,28 @@ def run(options: Namespace) -> int:
     write_atomic(drawn, picture(comparison, found, ready.shown, _name(swap), f"{model_name}, {photo.name}"))
     write_json(report, content)
     if what.save_calibration is not None and fitted is not None:
-        fitted.save(what.save_calibration)
+        _save(fitted, Path(what.save_calibration))
     _print(found, _name(swap), comparison.notes)
     print(drawn, report, sep="\n")
     return 0
+
+
+def _save(calibration: Calibration, folder: Path) -> None:
+    try:
+        calibration.save(folder)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise WriteError(f"cannot write the calibration to {folder}: {reason}; choose another folder") from error
+
+
+def _warn_of_long_work(size: Sequence[int], model: nn.Module) -> None:
+    """Say before it starts that a photo is so large that the numbers over all token pairs take minutes."""
+    from selectivit.features import preprocessing
+
+    patch = preprocessing(model).patch_size
+    tokens = (size[0] // patch) * (size[1] // patch)
+    if tokens > LONG:
+        print(f"note: {tokens} patches: their pairs take minutes to go through; --size makes it less", file=sys.stderr)
 
 
 def _name(swap: SwapOptions) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,6 +87,28 @@ def kept_record(photo: Photo, out: Path, settings: dict[str, Any], digest: str) 
     if metadata.get("settings") != _stable_json(settings) or metadata.get("source_sha256") != digest:
         return None
     return {**json.loads(metadata["record"]), "source": str(photo.path), "state": "kept"}
+
+
+def holds_another(photo: Photo, out: Path) -> bool:
+    """Tell whether the photo's outputs would replace those of another photo, of another path and another content.
+
+    Args:
+        photo: the photo.
+        out: the job's folder.
+
+    Returns:
+        False where there is nothing, or what the same photo left, be it edited or moved since.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(photo.targets(out)[0], framework="pt") as file:
+            metadata = file.metadata() or {}
+        if "source" not in metadata or os.path.abspath(metadata["source"]) == os.path.abspath(photo.path):
+            return False
+        return metadata.get("source_sha256") != file_digest(photo.path)
+    except (SafetensorError, OSError):  # nothing there, not ours, or a photo that is skipped later
+        return False
 
 
 def save_photo(

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ArgumentParser, Namespace
 
 from selectivit.cli.extraction import Extraction, Outcome
-from selectivit.cli.feature_files import Photo
-from selectivit.cli.naming import name_outputs
+from selectivit.cli.feature_files import Photo, holds_another
+from selectivit.cli.naming import beside_others, name_outputs
 from selectivit.cli.options import RunOptions, SwapOptions, add_options, option, pick_device, take
 from selectivit.cli.progress import progress
 from selectivit.cli.ranks import Ranks, torchrun_ranks
@@ -82,7 +82,7 @@ def _run(options: Namespace, ranks: Ranks) -> int:
         raise ValueError(f"expected --batch-size 1 or more, got {what.batch_size}")
     out, outcome = Path(where.out), Outcome()
     check_writable(out)
-    photos = _find(options.paths, outcome, first=ranks.rank == 0)
+    photos = _find(options.paths, out, outcome, first=ranks.rank == 0)
 
     import torch
 
@@ -113,7 +113,7 @@ def _run(options: Namespace, ranks: Ranks) -> int:
     return (1 if whole.done else 2) if stopped or whole.skipped else 0
 
 
-def _find(paths: Sequence[str], outcome: Outcome, *, first: bool) -> list[Photo]:
+def _find(paths: Sequence[str], out: Path, outcome: Outcome, *, first: bool) -> list[Photo]:
     """Find the photos, in an order that all ranks agree on; what is not there is noted by the first rank alone."""
     from selectivit.data.find import find_images
 
@@ -126,6 +126,7 @@ def _find(paths: Sequence[str], outcome: Outcome, *, first: bool) -> list[Photo]
     if not found:
         raise ValueError("no photo to work on: expected image files, or folders that hold some")
     names = name_outputs([(image.root, image.path) for image in found])
+    names = beside_others(names, lambda i, name: holds_another(Photo(found[i].path, name), out))
     return [Photo(image.path, name) for image, name in zip(found, names, strict=True)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
@@ -57,4 +57,30 @@ def _number(names: list[str]) -> list[str]:
         seen[name.casefold()] += 1
         count = seen[name.casefold()]
         result.append(name if count == 1 else f"{name}~{count}")
+    return result
+
+
+def beside_others(names: Sequence[str], is_others: Callable[[int, str], bool]) -> list[str]:
+    """Number the names under which a folder already holds what belongs to other photos.
+
+    Args:
+        names: from `name_outputs`.
+        is_others: whether the outputs of the i-th photo under a name would replace another photo's.
+
+    Returns:
+        Names under which nothing is lost, in the same order.
+
+    Example:
+        >>> beside_others(["a", "b"], lambda i, name: name == "a")
+        ['a~2', 'b']
+    """
+    used = {name.casefold() for name in names}
+    result = []
+    for i, name in enumerate(names):
+        free, count = name, 1
+        while is_others(i, free) or (count > 1 and free.casefold() in used):
+            count += 1
+            free = f"{name}~{count}"
+        used.add(free.casefold())
+        result.append(free)
     return result

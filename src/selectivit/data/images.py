@@ -195,7 +195,9 @@ def _deep_grey(image: Image.Image, notes: list[str]) -> Image.Image:
         values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
         notes.append("values that are not finite are shown as 0")
     low, high = float(values.min()), float(values.max())
-    if image.mode != "F" and low >= 0 and high <= 65535:
+    if image.mode == "I" and image.format != "PNG" and low >= 0 and 1 < high <= 255:  # PNG has 16 bits, not 32
+        notes.append("32-bit grey up to 255 is taken for 8-bit grey")
+    elif image.mode != "F" and low >= 0 and high <= 65535:
         values /= 257.0
         notes.append("16-bit grey is scaled to 8 bits")
     elif image.mode == "F" and low >= 0 and high <= 1:

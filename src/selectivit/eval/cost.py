@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from selectivit.models.veca import VecaConfig
+from selectivit.models.veca_config import VecaConfig
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def veca_cost(
         ValueError: a budget outside the bank, or an image of no whole patches where the model does not pad.
 
     Example:
-        >>> from selectivit.models.veca import SIZES
+        >>> from selectivit.models.veca_config import SIZES
         >>> round(veca_cost(SIZES["small"], (1024, 1024), 64).flops / 1e9)
         189
     """
@@ -156,7 +156,7 @@ def flop_ratio(size: str, config: VecaConfig, image_size: tuple[int, int], num_c
         Above 1 where VECA does less.
 
     Example:
-        >>> from selectivit.models.veca import SIZES
+        >>> from selectivit.models.veca_config import SIZES
         >>> round(flop_ratio("small", SIZES["small"], (1024, 1024)), 1)
         2.6
     """

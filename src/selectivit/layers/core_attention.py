@@ -87,14 +87,13 @@ class CoreAttention(nn.Module):
     def _project(self, x: Tensor, core_rotations: Tensor, patch_rotations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values, each a (B, H, L, head_dim) view."""
         num_cores, dim, heads = core_rotations.shape[-3], x.shape[-1], self.num_heads
-        qkv = product(x, self.qkv.weight, self.qkv.bias)  # (B, L, 3 D)
-        qk = qkv[..., : 2 * dim].unflatten(-1, (2 * heads, -1))  # (B, L, 2 H, head_dim)
+        qk, v = product(x, self.qkv.weight, self.qkv.bias).split((2 * dim, dim), -1)
+        qk = qk.unflatten(-1, (2 * heads, -1))  # (B, L, 2 H, head_dim)
+        cores, patches = qk.split((num_cores, x.shape[1] - num_cores), 1)
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            turned = (rotate(qk[:, :num_cores], core_rotations), rotate(qk[:, num_cores:], patch_rotations))
-            qk = torch.cat(turned, 1)
+            qk = torch.cat([rotate(cores, core_rotations), rotate(patches, patch_rotations)], 1)
         else:
-            rotate_(qk[:, :num_cores], core_rotations)
-            rotate_(qk[:, num_cores:], patch_rotations)
+            rotate_(cores, core_rotations)
+            rotate_(patches, patch_rotations)
         q, k = qk.unflatten(2, (2, heads)).permute(2, 0, 3, 1, 4).unbind(0)
-        v = qkv[..., 2 * dim :].unflatten(-1, (heads, -1)).transpose(1, 2)
-        return q, k, v
+        return q, k, v.unflatten(-1, (heads, -1)).transpose(1, 2)

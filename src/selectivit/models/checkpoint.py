@@ -69,7 +69,7 @@ def read_model(folder: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any
     try:
         with safe_open(path / WEIGHTS, "pt") as file:
             written = json.loads((file.metadata() or {}).get("config", "null"))
-            state = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118: not a dict
+            state = {name: file.get_tensor(name).clone() for name in file.keys()}
     except (SafetensorError, ValueError) as error:
         raise WeightsError(f"{path / WEIGHTS} is damaged ({error}): copy or save it again") from error
     if written is not None and written != {"library": LIBRARY, "model": kind, **config}:

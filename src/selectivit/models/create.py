@@ -12,7 +12,8 @@ from typing import Any
 from torch import nn
 
 from selectivit.models.cache import WeightsError
-from selectivit.models.veca import SIZES, Veca, VecaConfig
+from selectivit.models.veca import Veca
+from selectivit.models.veca_config import SIZES, VecaConfig
 
 IMAGE_SIZES = {14: 224, 16: 256}
 KINDS = {"veca": Veca}

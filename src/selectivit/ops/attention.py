@@ -32,16 +32,17 @@ def entmax_attention(
         q: (B, H, N, D); any number of leading dims.
         k: (B, H, M, D).
         v: (B, H, M, E).
-        alpha: number ≥ 1, or a tensor that broadcasts to (B, H, N, 1), e.g. (H, 1, 1); learnable.
-        attn_mask: bool, True = may attend, or floating and added to the scores; broadcast to (B, H, N, M).
+        alpha: number ≥ 1, or a tensor that broadcasts to (B, H, N, 1), e.g. (H, 1, 1) for one per head; learnable.
+        attn_mask: bool, True = may attend, or floating and added to the scores; broadcast to (B, H, N, M). Causal
+            attention is `torch.ones(N, M, dtype=torch.bool).tril()`.
         scale: factor on q·k; None is 1/√D. A tensor broadcasts to (B, H, N, 1) and is learnable.
 
     Returns:
         (B, H, N, E) in q's dtype. A query whose keys are all masked gives zeros and zero gradients.
 
     Raises:
-        ValueError: shapes that do not fit each other, or alpha out of range.
-        TypeError: dtypes that differ or are not floating.
+        ValueError: shapes or devices that do not fit each other, or alpha out of range.
+        TypeError: dtypes that differ or are not floating; an alpha, scale or mask that is no number or tensor.
 
     Example:
         >>> q = k = v = torch.randn(1, 6, 197, 64)
@@ -58,13 +59,13 @@ def entmax_attention(
         k, v = k.view_as(k) if k is q else k, v.view_as(v) if v is q or v is k else v
     work, rows = working_dtype(q), (*lead, q.shape[-2], 1)
     if isinstance(alpha, Tensor):
-        a, a_rows = 0.0, _expanded_rows(alpha, "alpha", rows, work)
+        a, a_rows = 0.0, _expanded_rows(alpha, "alpha", rows, work, q.device)
     else:
-        a, a_rows = check_alpha(alpha), None
+        a, a_rows = check_alpha(_number(alpha, "alpha")), None
     if isinstance(scale, Tensor):
-        s, s_rows = 1.0, _expanded_rows(scale, "scale", rows, work)
+        s, s_rows = 1.0, _expanded_rows(scale, "scale", rows, work, q.device)
     else:
-        s, s_rows = float(q.shape[-1]) ** -0.5 if scale is None else float(scale), None
+        s, s_rows = float(q.shape[-1]) ** -0.5 if scale is None else _number(scale, "scale"), None
     if attn_mask is not None:
         attn_mask = attn_mask.expand(*lead, q.shape[-2], k.shape[-2])
     with without_autocast(q):
@@ -89,13 +90,33 @@ def without_autocast(q: Tensor) -> contextlib.AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False)
 
 
-def _expanded_rows(value: Tensor, name: str, rows: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _number(value: Any, name: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number or a tensor, got {value!r}") from None
+
+
+def _expanded_rows(value: Tensor, name: str, rows: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One number for every row, as (…, N, 1); or one for all rows of a head, as (…, 1, 1)."""
     padded = (1,) * (len(rows) - value.ndim) + tuple(value.shape)
     if len(padded) != len(rows) or any(p not in (1, r) for p, r in zip(padded, rows, strict=True)):
-        raise ValueError(
-            f"{name} of shape {tuple(value.shape)} does not broadcast to (…, N, 1) = {rows}; one per head is (H, 1, 1)"
-        )
-    return value.to(dtype).expand(rows)
+        raise ValueError(_row_shape_text(value, name, rows))
+    if value.device != device:
+        if value.ndim:
+            raise ValueError(f"{name} is on {value.device}, q on {device}: move it with .to({str(device)!r})")
+        value = value.to(device)  # one number may come from anywhere, as in torch's own operations
+    return value.to(dtype).expand(*rows[:-2], padded[-2], 1)
+
+
+def _row_shape_text(value: Tensor, name: str, rows: tuple[int, ...]) -> str:
+    shape, heads = tuple(value.shape), rows[-3] if len(rows) > 2 else None
+    text = f"{name} of shape {shape} does not broadcast to (…, N, 1) = {rows}; one per head is (H, 1, 1)"
+    if heads is not None and shape == (heads,):
+        return f"{text}: pass {name}.view({heads}, 1, 1), or {name}[:, None, None]"
+    if heads is not None and len(rows) > 3 and shape == (rows[-4], heads):
+        return f"{text}, one per batch element and head (B, H, 1, 1): pass {name}[:, :, None, None]"
+    return text
 
 
 def check_attention_inputs(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None) -> torch.Size:
@@ -120,6 +141,10 @@ def check_attention_inputs(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | 
     if attn_mask is None:
         return lead
     full = (*lead, q.shape[-2], k.shape[-2])
+    if not isinstance(attn_mask, Tensor):
+        raise TypeError(f"attn_mask must be a tensor or None, got {type(attn_mask).__name__}")
+    if attn_mask.device != q.device:
+        raise ValueError(f"attn_mask is on {attn_mask.device}, q on {q.device}: move it with .to({str(q.device)!r})")
     if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
         raise TypeError(f"attn_mask must be bool (True = may attend) or floating (added), got {attn_mask.dtype}")
     padded = (1,) * (len(full) - attn_mask.ndim) + tuple(attn_mask.shape)

@@ -37,37 +37,40 @@ def attend_in_tiles(
 ) -> Tensor:
     """`attention_forward`'s output, joined to whichever kind of differentiation is under way, if any."""
     tensors = (q, k, v, mask, alpha_rows, scale_rows)
-    transforms = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    if not (save or transforms or forward_ad._current_level >= 0):
-        return _run_forward(*tensors, alpha, scale)[0]
-    function = _TiledAttention if torch.compiler.is_compiling() else _TiledAttentionFunctorch
-    return function.apply(*tensors, alpha, scale, save)[0]
+    if torch.compiler.is_compiling():
+        return (
+            _TiledAttention.apply(*tensors, alpha, scale, save)[0] if save else _run_forward(*tensors, alpha, scale)[0]
+        )
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return _TiledAttentionFunctorch.apply(*tensors, alpha, scale, save)[0]
+    return _TiledAttentionEager.apply(*tensors, alpha, scale) if save else _run_forward(*tensors, alpha, scale)[0]
 
 
-def _at_hand(*tensors: Tensor) -> bool:
+def _at_hand(*tensors: Tensor | None) -> bool:
     """Whether nothing traces or wraps the tensors, so that the operator's dispatch (20 µs) may be left out."""
-    return (
-        not torch.compiler.is_compiling()
-        and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._len_torch_dispatch_stack() == 0
+    for t in tensors:
+        if t is not None and type(t) is not Tensor and type(t) is not torch.nn.Parameter:
+            return False
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
     )
 
 
-def _run_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _run_forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """`attention_forward`, through the operator where someone needs to see it."""
-    attend: Callable[..., Any] = attention_forward if _at_hand(q, k, v) else torch.ops.selectivit.entmax_attention
-    return attend(q, k, v, *rest)
+    attend: Callable[..., Any] = attention_forward if _at_hand(*inputs[:6]) else torch.ops.selectivit.entmax_attention
+    return attend(*inputs)
 
 
-def _run_backward(grad: Tensor, tau: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    plain = _at_hand(grad, q, k, v)
-    backward: Callable[..., Any] = attention_backward if plain else torch.ops.selectivit.entmax_attention_backward
+def _run_backward(backward: Callable[..., Any], grad: Tensor, *rest: Any) -> tuple[Any, ...]:
+    """`attention_backward` or its operator, without the autocast that may be on around a backward pass."""
     if not torch.compiler.is_compiling() and torch.is_autocast_enabled(grad.device.type):
         with torch.autocast(grad.device.type, enabled=False):
-            return backward(grad, tau, q, k, v, *rest)
-    return backward(grad, tau, q, k, v, *rest)
+            return backward(grad, *rest)
+    return backward(grad, *rest)
 
 
 class _TiledAttention(torch.autograd.Function):
@@ -83,21 +86,52 @@ class _TiledAttention(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         *tensors, ctx.alpha, ctx.scale, _ = inputs
         ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)  # zeros for what is saved would cost as much as the gradients
         ctx.save_for_backward(*tensors, *output[1:])
         ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, tau, saved = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        numbers = (ctx.alpha, ctx.scale, bool(needs[3]))
-        if torch.compiler.is_compiling() or (_at_hand(grads[0], *tensors[:3]) and not torch.is_grad_enabled()):
-            found = _run_backward(grads[0], tau, *tensors, *numbers, saved)
-        else:
-            found = _TiledGradients.apply(grads[0], tau, *tensors, *numbers, saved)
-        dmask = found[3].to(tensors[3].dtype) if needs[3] else None
-        wanted = (*found[:3], dmask, *found[4:])
-        return (*(g if need else None for g, need in zip(wanted, needs[:6], strict=True)), None, None, None)
+        return *_gradients(ctx, grads[0]), None, None, None
+
+
+class _TiledAttentionEager(torch.autograd.Function):
+    """The same for autograd alone, in one function: torch binds the arguments of a separate setup_context by name."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        out, tau, saved = _run_forward(*inputs, True)
+        *tensors, ctx.alpha, ctx.scale = inputs
+        ctx.save_for_backward(*tensors, tau, saved)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *_gradients(ctx, grads[0]), None, None
+
+
+def _gradients(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Gradients of q, k, v, mask and the rows of α and scale; None for those that nobody asked for."""
+    if grad is None:
+        return (None,) * 6
+    *tensors, tau, saved = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    inputs = (grad, tau, *tensors, ctx.alpha, ctx.scale, needs[3:6], saved)
+    if torch.compiler.is_compiling():
+        found = _run_backward(torch.ops.selectivit.entmax_attention_backward, *inputs)
+    elif not torch.is_grad_enabled() and _at_hand(grad, *tensors):
+        found = _run_backward(attention_backward, *inputs)
+    else:
+        found = _TiledGradients.apply(*inputs)
+    dq, dk, dv, dmask, da, ds = found
+    return (
+        dq if needs[0] else None,
+        dk if needs[1] else None,
+        dv if needs[2] else None,
+        dmask.to(tensors[3].dtype) if needs[3] else None,
+        da if needs[4] else None,
+        ds if needs[5] else None,
+    )
 
 
 class _TiledAttentionFunctorch(_TiledAttention):
@@ -122,11 +156,11 @@ class _TiledGradients(torch.autograd.Function):
 
     @staticmethod
     def forward(grad: Tensor, tau: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        return _run_backward(grad, tau, *rest)
+        return _run_backward(torch.ops.selectivit.entmax_attention_backward, grad, tau, *rest)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        grad, _, *tensors, ctx.alpha, ctx.scale, ctx.of_mask, _ = inputs
+        grad, _, *tensors, ctx.alpha, ctx.scale, ctx.needs, _ = inputs
         ctx.save_for_backward(grad, *tensors)
         ctx.save_for_forward(grad, *tensors)
 
@@ -174,11 +208,11 @@ def _batch_first(info: Any, dims: Sequence[Any], tensors: Sequence[Any]) -> list
 def _composed_gradients(ctx: Any) -> tuple[Callable[..., tuple[Tensor, ...]], list[Tensor], list[int]]:
     """Gradients from torch operations on the whole matrix, as a function of (grad, q, k, v, …), and its inputs.
 
-    The places number them: 0 grad, 1 to 3 q, k and v, 4 the mask where it has a gradient, 5 and 6 α's and the scale's
-    rows where there are such.
+    The places number them: 0 grad, 1 to 3 q, k and v, 4 to 6 the mask, α's and the scale's rows where they have
+    gradients.
     """
     saved, alpha, scale = list(ctx.saved_tensors), ctx.alpha, ctx.scale
-    places = [i for i, t in enumerate(saved) if t is not None and (i != 4 or ctx.of_mask)]
+    places = [i for i, t in enumerate(saved) if t is not None and (i < 4 or ctx.needs[i - 4])]
 
     def attend(*some: Tensor) -> Tensor:
         tensors = list(saved)

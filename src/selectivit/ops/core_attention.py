@@ -48,11 +48,13 @@ def core_attention(
     """
     rule = rule_of(normalizer)
     _check(q, k, v, num_cores)
-    cores = selective_attention(q[..., :num_cores, :], k, v, rule, scale=scale)  # (B, H, C, E)
     if num_cores == q.shape[-2]:
-        return cores
+        return selective_attention(q, k, v, rule, scale=scale)
+    # Split, not sliced: the gradient of two slices is two padded tensors and their sum, that of a split one join.
+    core_q, patch_q = q.split((num_cores, q.shape[-2] - num_cores), -2)
+    cores = selective_attention(core_q, k, v, rule, scale=scale)  # (B, H, C, E)
     few_k, few_v = k[..., :num_cores, :], v[..., :num_cores, :]
-    patches = selective_attention(q[..., num_cores:, :], few_k, few_v, rule, scale=scale)  # (B, H, N, E)
+    patches = selective_attention(patch_q, few_k, few_v, rule, scale=scale)  # (B, H, N, E)
     if q.ndim < 3:
         return torch.cat([cores, patches], -2)
     # Joined as (B, L, H, E): the fused kernels write that layout already, and the caller's next step wants it.

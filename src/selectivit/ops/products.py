@@ -1,8 +1,8 @@
 """Products with weights, joined with what follows them where oneDNN does both in one pass.
 
-For inference on CPU. Beside the passes over memory it saves, oneDNN's float32 product is about twice as fast as the
-library behind `F.linear` on AMD processors. Everywhere else (training, autocast, torch.compile, GPUs, tracing) the same
-formulas run as plain torch operators.
+For inference on CPU. Beside the passes over memory it saves, oneDNN's float32 product outruns the library behind
+`F.linear` on AMD processors (1.7 times or more on Zen 5). Everywhere else (training, autocast, torch.compile,
+GPUs, tracing) the same formulas run as plain torch operators.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ since the forward pass kept the threshold τ of every row.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def unexpanded(mask: Tensor | None) -> Tensor | None:
     return mask[None] if mask.ndim == 1 else mask
 
 
-def rows_of(mask: Tensor | None, rows: Any) -> Tensor | None:
+def rows_of(mask: Any, rows: Any) -> Any:
     """Some query rows, a slice or indices, of a mask or of numbers per row that may have one row for all."""
     return mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]
 
@@ -73,10 +74,14 @@ def attention_forward(
     scale: float,
     save: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output (…, N, E), the threshold τ (…, N, 1) of every row, and with `save` what the compiled backward reads."""
-    saved = _room_for_survivors(q, k, v, alpha_rows, alpha, save)
-    if cpu.supports(q, k, v, alpha_rows, alpha):
-        found = cpu.attention(q, k, v, attn_mask, scale_rows, alpha, scale, saved if save else None)
+    """Output (…, N, E), the threshold τ (…, N, 1) of every row, and with `save` what the compiled backward reads.
+
+    The rows of α and of the scale are (…, N, 1), or (…, 1, 1) where they hold one number for all rows of a head.
+    """
+    compiled = cpu.supports(q, k, v, alpha_rows, alpha)
+    saved = q.new_empty(cpu.saved_bytes(q, k.shape[-2]) if save and compiled else 0, dtype=torch.uint8)
+    if compiled:
+        found = cpu.attention(q, k, v, attn_mask, alpha_rows, scale_rows, alpha, scale, saved if save else None)
         if found is not None:
             return *found, saved
     work = working_dtype(q)
@@ -85,9 +90,10 @@ def attention_forward(
     k, v = without_hidden_keys(k.to(work), v.to(work), attn_mask)
     mask = unexpanded(attn_mask)
     for rows in query_tiles(q, k.shape[-2]):
-        s = scale if scale_rows is None else scale_rows[..., rows, :]
+        s = scale if scale_rows is None else rows_of(scale_rows, rows)
         scores = masked_scores(q[..., rows, :].to(work), k, rows_of(mask, rows), s)
-        p, tau[..., rows, :] = torch.ops.selectivit.entmax(scores, alpha, rows_of(alpha_rows, rows))
+        a_rows = None if alpha_rows is None else rows_of(alpha_rows, rows).expand(*scores.shape[:-1], 1)
+        p, tau[..., rows, :] = torch.ops.selectivit.entmax(scores, alpha, a_rows)
         out[..., rows, :] = p @ v
     return out, tau, saved
 
@@ -100,13 +106,8 @@ def _(
     q: Tensor, k: Tensor, v: Tensor, mask: Any, a: Any, s: Any, alpha: float, scale: float, save: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     out, tau = q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty((*q.shape[:-1], 1), dtype=working_dtype(q))
-    return out, tau, _room_for_survivors(q, k, v, a, alpha, save)
-
-
-def _room_for_survivors(q: Tensor, k: Tensor, v: Tensor, alpha_rows: Any, alpha: float, save: bool) -> Tensor:
-    """A buffer for the compiled kernel's survivors; empty where none is to be saved or the kernel does not serve."""
-    size = cpu.saved_bytes(q, k.shape[-2]) if save and cpu.supports(q, k, v, alpha_rows, alpha) else 0
-    return q.new_empty(size, dtype=torch.uint8)
+    room = cpu.saved_bytes(q, k.shape[-2]) if save and cpu.supports(q, k, v, a, alpha) else 0
+    return out, tau, q.new_empty(room, dtype=torch.uint8)
 
 
 def attention_backward(
@@ -120,44 +121,63 @@ def attention_backward(
     scale_rows: Tensor | None,
     alpha: float,
     scale: float,
-    mask_needs_grad: bool,
+    needs: Sequence[bool],
     saved: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, the mask, α's rows and the scale's rows; those that do not apply are empty."""
-    if not mask_needs_grad and saved is not None and cpu.supports(q, k, v, alpha_rows, alpha):
-        found = cpu.attention_gradients(grad, q, k, v, attn_mask, scale_rows, alpha, scale, saved)
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of q, k, v, and of the mask, α's rows and the scale's rows where the three `needs` say so."""
+    of_mask, of_alpha, of_scale = needs
+    if not of_mask and saved is not None and cpu.supports(q, k, v, alpha_rows, alpha):
+        numbers = (alpha, scale, saved, of_alpha, of_scale)
+        found = cpu.attention_gradients(grad, q, k, v, attn_mask, alpha_rows, scale_rows, *numbers)
         if found is not None:
-            return _with_scale_gradient(q, k, v, found, scale_rows)
+            return *found[:3], None, *found[3:]
     work = working_dtype(q)
     wide_k, wide_v = without_hidden_keys(k.to(work), v.to(work), attn_mask)
     dq, dk, dv = (torch.zeros(t.shape, dtype=work, device=q.device) for t in (q, k, v))
-    dmask, da, ds = _optional_gradients(q, k, mask_needs_grad, alpha_rows, scale_rows)
+    dmask, da, ds = (None if t is None else t.zero_() for t in _optional_gradients(q, k, alpha_rows, scale_rows, needs))
     mask = unexpanded(attn_mask)
-    if k.shape[-2] == 0:
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dmask, da.zero_(), ds.zero_()
-    for rows in query_tiles(q, k.shape[-2]):
-        s = scale if scale_rows is None else scale_rows[..., rows, :]
-        a = alpha if alpha_rows is None else alpha_rows[..., rows, :].reshape(-1, 1)
+    for rows in query_tiles(q, k.shape[-2]) if k.shape[-2] else ():
+        s = scale if scale_rows is None else rows_of(scale_rows, rows)
         wide_q, wide_grad = q[..., rows, :].to(work), grad[..., rows, :].to(work)
         scores = masked_scores(wide_q, wide_k, rows_of(mask, rows), s)
         shape, m = scores.shape, scores.shape[-1]
+        a = alpha if alpha_rows is None else rows_of(alpha_rows, rows).expand(*shape[:-1], 1).reshape(-1, 1)
         p = rows_from_threshold(scores.view(-1, m), tau[..., rows, :].reshape(-1, 1), a)
         dp = (wide_grad @ wide_v.mT).view(-1, m)
         dscores = derivatives.jacobian_product(p, a, dp).view(shape)
         dv += p.view(shape).mT @ wide_grad
-        if alpha_rows is not None:
-            da[..., rows, :] = (dp * derivatives.alpha_derivative(p, a)).sum(-1).view(*shape[:-1], 1)
-        if mask_needs_grad:
+        if da is not None:
+            _add_rows(da, rows, (dp * derivatives.alpha_derivative(p, a)).sum(-1).view(*shape[:-1], 1))
+        if dmask is not None:
             dmask[..., rows, :] = dscores
-        if scale_rows is not None:
-            ds[..., rows, :] = (dscores * (wide_q @ wide_k.mT)).sum(-1, keepdim=True)
+        if ds is not None:
+            _add_rows(ds, rows, (dscores * (wide_q @ wide_k.mT)).sum(-1, keepdim=True))
         dscores = dscores * s
         dq[..., rows, :] = dscores @ wide_k
         dk += dscores.mT @ wide_q
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dmask, da, ds
 
 
-backward_op = torch.library.custom_op("selectivit::entmax_attention_backward", attention_backward, mutates_args=())
+@torch.library.custom_op("selectivit::entmax_attention_backward", mutates_args=())
+def backward_op(
+    grad: Tensor,
+    tau: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None,
+    alpha_rows: Tensor | None,
+    scale_rows: Tensor | None,
+    alpha: float,
+    scale: float,
+    needs: Sequence[bool],
+    saved: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`attention_backward` as an operator, which returns tensors alone: what is not asked for is empty."""
+    found = attention_backward(grad, tau, q, k, v, attn_mask, alpha_rows, scale_rows, alpha, scale, needs, saved)
+    dq, dk, dv, *optional = found
+    dmask, da, ds = (q.new_empty(0, dtype=working_dtype(q)) if t is None else t for t in optional)
+    return dq, dk, dv, dmask, da, ds
 
 
 @backward_op.register_fake
@@ -172,29 +192,31 @@ def _(
     s: Any,
     alpha: Any,
     scale: Any,
-    need: bool,
+    needs: Any,
     saved: Any = None,
 ):
-    dmask, da, ds = _optional_gradients(q, k, need, a, s)
+    empty = q.new_empty(0, dtype=working_dtype(q))
+    dmask, da, ds = (empty.clone() if t is None else t for t in _optional_gradients(q, k, a, s, needs))
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dmask, da, ds
 
 
-def _with_scale_gradient(
-    q: Tensor, k: Tensor, v: Tensor, found: tuple[Tensor, Tensor, Tensor], scale_rows: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Complete the compiled kernel's gradients: that of a row's scale is q · dq over the scale."""
-    dq, dk, dv = found
-    dmask, da, ds = _optional_gradients(q, k, False, None, scale_rows)
-    if scale_rows is not None:
-        ds = (q.float() * dq).sum(-1, keepdim=True) / scale_rows
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dmask, da, ds
+def _add_rows(total: Tensor, rows: slice, found: Tensor) -> None:
+    """Put a tile's gradients per row in their place, or add them up where one value serves all rows."""
+    if total.shape[-2] == 1:
+        total += found.sum(-2, keepdim=True)
+    else:
+        total[..., rows, :] = found
 
 
-def _optional_gradients(q: Tensor, k: Tensor, mask: bool, alpha_rows: Any, scale_rows: Any) -> tuple[Tensor, ...]:
-    """Room for the gradients of mask, α and scale; of size 0 where none is asked for."""
-    work, rows = working_dtype(q), (*q.shape[:-1], 1)
-    return (
-        q.new_empty((*q.shape[:-1], k.shape[-2]) if mask else 0, dtype=work),
-        q.new_empty(0 if alpha_rows is None else rows, dtype=work),
-        q.new_empty(0 if scale_rows is None else rows, dtype=work),
+def _optional_gradients(
+    q: Tensor, k: Tensor, alpha_rows: Tensor | None, scale_rows: Tensor | None, needs: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Room for the gradients of mask, α and scale, in the working dtype; None where none is asked for."""
+    work = working_dtype(q)
+    whole = (*q.shape[:-1], k.shape[-2])
+    shapes = (whole, None if alpha_rows is None else alpha_rows.shape, None if scale_rows is None else scale_rows.shape)
+    dmask, da, ds = (
+        q.new_empty(shape, dtype=work) if need and shape is not None else None
+        for shape, need in zip(shapes, needs, strict=True)
     )
+    return dmask, da, ds

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -86,7 +86,7 @@ def swap_attention(
     Args:
         model: the model, changed in place until the swap is restored.
         normalizer: "entmax", "sparsemax", "softmax" or "random_mask".
-        alpha: entmax's α, at least 1; 1 is softmax, 2 is sparsemax.
+        alpha: entmax's α, at least 1; 1 is softmax, 2 is sparsemax; a number or one per head (heads,).
         scores: "qk", "qq", "kk", "vv", a sum such as "qq+kk", or "v" (no mixing).
         layers: -1 the last attention layer, -n or n the last n, a list those (negatives count from the end), None all.
         scale: multiplies the scores on top of the host's 1/sqrt(d): a number, one per head (heads,), or a calibration.
@@ -206,13 +206,20 @@ def _rule_for(site: Site, rule: AttentionRule, scale: float | Tensor | HasFactor
             known = ", ".join(scale.factors)
             raise ValueError(f"the calibration has no factors for {site.name!r}; it has {known}")
         factors = scale.factors[site.name]
-    for what, value in (("alpha", rule.alpha), ("scale", factors)):
-        if isinstance(value, Tensor) and value.ndim and tuple(value.shape) != (site.num_heads,):
-            raise ValueError(
-                f"{what} has shape {tuple(value.shape)}, expected ({site.num_heads},): "
-                f"{site.name} has {site.num_heads} heads"
-            )
-    return replace(rule, scale=factors)
+    alpha, factors = (_per_head(value, what, site) for value, what in ((rule.alpha, "alpha"), (factors, "scale")))
+    return replace(rule, alpha=alpha, scale=factors)
+
+
+def _per_head(value: Any, what: str, site: Site) -> Any:
+    """A tensor of one number per head as (heads,), also where it comes as the operators take it, (heads, 1, 1)."""
+    if not isinstance(value, Tensor) or value.ndim == 0:
+        return value
+    if tuple(value.shape) not in ((site.num_heads,), (site.num_heads, 1, 1)):
+        raise ValueError(
+            f"{what} has shape {tuple(value.shape)}, expected ({site.num_heads},): "
+            f"{site.name} has {site.num_heads} heads"
+        )
+    return value.reshape(-1)
 
 
 def nothing_found(model: nn.Module, skipped: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ from selectivit.train.plain_attention import plain_attention
 from selectivit.train.tokens import DenseTokens, dense_tokens, normalise, project, to_grid
 
 CACHED_TOKENS = 2048
-"""Tokens that a teacher on the CPU sees at once: their activations stay in the cache, 0.8 of the time (measured here)."""
+"""Tokens that a teacher on the CPU sees at once: their activations stay in the cache, for 0.8 of the time."""
 
 
 class Pair(nn.Module):

@@ -1,114 +1,56 @@
-"""The compiled CPU library: found beside this file, loaded once through ctypes, chosen per call.
+"""The compiled CPU kernel's calls: what it covers (`supports`), attention forward and backward, rows of entmax.
 
-The library has a C interface and knows nothing of torch, so that building it needs a C++ compiler alone. It is loaded
-after torch and shares torch's OpenMP threads. What it does not cover goes to the pure-PyTorch path: `supports`.
+library.py loads it and chooses; what it does not cover goes to the pure-PyTorch path.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import functools
-import os
-import sys
-from collections.abc import Iterator
-from contextvars import ContextVar
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
-from .structs import ABI, Attention, AttentionGradients, Rows
+from .library import available, done, names, resolved, status, threads, using
+from .structs import ATTENTION, GRADIENTS, ROWS
+
+__all__ = [
+    "attention",
+    "attention_gradients",
+    "available",
+    "entmax_rows",
+    "names",
+    "saved_bytes",
+    "status",
+    "supports",
+    "supports_rows",
+    "using",
+]
 
 LEAST_ALPHA = 1.05  # below, u^(1/(α−1)) magnifies float32's rounding beyond the accuracy promised
 LARGEST_WIDTH = 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-DECLINED, NO_MEMORY = 1, 2
-
-_from_environment = os.environ.get("SELECTIVIT_CPU_KERNEL")
-_inside_using: ContextVar[str | None] = ContextVar("selectivit_cpu_kernel", default=None)
-_forked = False
-
-
-def _after_fork() -> None:
-    global _forked
-    _forked = True  # the OpenMP team stayed behind with the parent; a parallel region would wait for it for ever
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def _choice() -> str | None:
-    return _inside_using.get() or _from_environment
-
-
-def status() -> str:
-    """Say which compiled kernel serves, or why none does.
-
-    Returns:
-        One line for `selectivit doctor`.
-
-    Example:
-        >>> with using("off"):
-        ...     status()
-        'switched off: the pure-PyTorch path serves'
-    """
-    if _choice() == "off":
-        return "switched off: the pure-PyTorch path serves"
-    library, why = _load()
-    if library is None:
-        return f"none ({why}): the pure-PyTorch path serves"
-    threads = "threads shared with torch" if library.selectivit_has_threads() else "one thread: built without OpenMP"
-    which, screen = _chosen(library)
-    return f"{names()[which]}{' without the 16-bit screen' if not screen else ''}, {threads}"
-
-
-def available() -> bool:
-    """Whether a compiled library is loaded and not switched off."""
-    return _choice() != "off" and _load()[0] is not None
-
-
-def names() -> tuple[str, ...]:
-    """The kernels this processor can run, fastest first; empty without a library."""
-    library = _load()[0]
-    if library is None:
-        return ()
-    return tuple(library.selectivit_kernel_name(i).decode() for i in range(library.selectivit_kernels()))
-
-
-@contextlib.contextmanager
-def using(kernel: str) -> Iterator[None]:
-    """Choose the CPU kernel inside the block, for tests and measurements; also $SELECTIVIT_CPU_KERNEL.
-
-    Args:
-        kernel: "off" for pure PyTorch, or a name out of `names()`; with " float32" behind it, no 16-bit screen.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        ValueError: no such kernel on this machine.
-    """
-    if kernel != "off" and kernel.removesuffix(" float32") not in names():
-        raise ValueError(f"no CPU kernel {kernel!r} here: use 'off' or one of {', '.join(names()) or 'none'}")
-    token = _inside_using.set(kernel)
-    try:
-        yield
-    finally:
-        _inside_using.reset(token)
 
 
 def supports(q: Tensor, k: Tensor, v: Tensor, alpha_rows: Tensor | None, alpha: float) -> bool:
-    """Whether the library computes this attention: on CPU, one α within [1.05, 2], heads of width 256 or less."""
+    """Whether the library computes this attention: on CPU, heads of width 256 or less, α within [1.05, 2].
+
+    By shapes and dtypes alone, and so the same for a graph that is traced: of an α per head the values are looked at
+    in the call, which declines where any lies outside.
+
+    Args:
+        q: (…, N, D).
+        k: (…, M, D).
+        v: (…, M, E).
+        alpha_rows: None, (…, 1, 1), or (…, N, 1) which is not covered.
+        alpha: the number for all heads where there are no alpha_rows.
+    """
     return (
         q.device.type == "cpu"
         and q.dtype in DTYPES
-        and alpha_rows is None
-        and LEAST_ALPHA <= alpha <= 2
-        and max(q.shape[-1], v.shape[-1]) <= LARGEST_WIDTH
+        and (LEAST_ALPHA <= alpha <= 2 if alpha_rows is None else alpha_rows.shape[-2] == 1)
+        and q.shape[-1] <= LARGEST_WIDTH
+        and v.shape[-1] <= LARGEST_WIDTH
         and k.shape[-2] < 2**31 - 64
-        and min(*q.shape, *k.shape, *v.shape) > 0
+        and 0 not in q.shape
+        and 0 not in v.shape
         and available()
     )
 
@@ -135,6 +77,7 @@ def attention(
     k: Tensor,
     v: Tensor,
     attn_mask: Tensor | None,
+    alpha_rows: Tensor | None,
     scale_rows: Tensor | None,
     alpha: float,
     scale: float,
@@ -147,23 +90,27 @@ def attention(
         k: (…, M, D).
         v: (…, M, E).
         attn_mask: bool or floating, expanded to (…, N, M).
-        scale_rows: (…, N, 1) or None.
-        alpha: in [1.05, 2].
+        alpha_rows: (…, 1, 1) or None.
+        scale_rows: (…, N, 1), (…, 1, 1) or None.
+        alpha: in [1.05, 2], where there are no alpha_rows.
         scale: factor on q·k where there are no scale_rows.
         saved: uint8 of `saved_bytes`, filled with the survivors; None where no backward pass follows.
 
     Returns:
-        The output (…, N, E) and τ (…, N, 1); None where q or k hold NaN or infinity: the other path has the policy.
+        The output (…, N, E) and τ (…, N, 1); None where q or k hold NaN or infinity, or α_rows a value outside
+        [1.05, 2]: the other path has the policy.
     """
-    call = _Call(q, k, v, attn_mask, scale_rows, alpha, scale, saved)
-    out = torch.empty(*call.lead, call.n, call.e, dtype=torch.float32)
-    tau_out = torch.empty(*call.lead, call.n, 1, dtype=torch.float32)
-    call.problem.out, call.problem.tau_out = out.data_ptr(), tau_out.data_ptr()
-    library, which = call.library, call.which
-    code = library.selectivit_forward(ctypes.byref(call.problem), which)
-    if not _done(code):
+    library, which, screen = resolved()
+    lead, n, e = q.shape[:-2], q.shape[-2], v.shape[-1]
+    wide_v = _rows(v)
+    out = torch.empty((*lead, n, wide_v.shape[-1]), dtype=torch.float32)
+    tau = torch.empty((*lead, n, 1), dtype=torch.float32)
+    mask, alphas, scales = _mask(attn_mask), _values(alpha_rows), _values(scale_rows)
+    inputs = (_rows(q), _rows(k), wide_v, mask, alphas, scales)  # held until the call is over
+    problem = _packed(*inputs, saved, alpha, scale, screen, out.data_ptr(), tau.data_ptr())
+    if not done(library.selectivit_forward(problem, which)):
         return None
-    return out[..., : v.shape[-1]].to(q.dtype).contiguous(), tau_out
+    return _narrow(out, e, q.dtype), tau
 
 
 def attention_gradients(
@@ -172,28 +119,42 @@ def attention_gradients(
     k: Tensor,
     v: Tensor,
     attn_mask: Tensor | None,
+    alpha_rows: Tensor | None,
     scale_rows: Tensor | None,
     alpha: float,
     scale: float,
     saved: Tensor,
-) -> tuple[Tensor, Tensor, Tensor] | None:
+    of_alpha: bool = False,
+    of_scale: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None] | None:
     """Run the backward pass over the saved survivors; rows without are searched again.
 
     Returns:
-        Gradients of q, k and v in float32; None as in `attention`.
+        Gradients of q, k and v in their dtype, and of alpha_rows and scale_rows where asked for, shaped like them;
+        None as in `attention`.
     """
-    call = _Call(q, k, v, attn_mask, scale_rows, alpha, scale, saved if saved.numel() else None)
-    g = _rows(grad, call.lead)
-    dq, dk, dv = (
-        torch.empty(*call.lead, rows, width, dtype=torch.float32)
-        for rows, width in ((call.n, call.d), (call.m, call.d), (call.m, call.e))
-    )
-    gradients = AttentionGradients(g.data_ptr(), _strides(g, 3), dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
-    code = call.library.selectivit_backward(ctypes.byref(call.problem), ctypes.byref(gradients), call.which)
-    if not _done(code):
+    library, which, screen = resolved()
+    lead, n, m = q.shape[:-2], q.shape[-2], k.shape[-2]
+    wide_q, wide_v, g = _rows(q), _rows(v), _rows(grad)
+    mask, alphas, scales = _mask(attn_mask), _values(alpha_rows), _values(scale_rows)
+    inputs = (wide_q, _rows(k), wide_v, mask, alphas, scales)  # held until the call is over
+    problem = _packed(*inputs, saved if saved.numel() else None, alpha, scale, screen, 0, 0)
+    d, e = wide_q.shape[-1], wide_v.shape[-1]
+    dq = torch.empty((*lead, n, d), dtype=torch.float32)
+    dk = torch.empty((*lead, m, d), dtype=torch.float32)
+    dv = torch.empty((*lead, m, e), dtype=torch.float32)
+    da = torch.empty((*lead, n, 1), dtype=torch.float32) if of_alpha else None
+    ds = torch.empty((*lead, n, 1), dtype=torch.float32) if of_scale else None
+    places = (dq.data_ptr(), dk.data_ptr(), dv.data_ptr(), _address(da), _address(ds))
+    if not done(library.selectivit_backward(problem, GRADIENTS.pack(g.data_ptr(), *g.stride()[:3], *places), which)):
         return None
-    d = q.shape[-1]
-    return dq[..., :d].contiguous(), dk[..., :d].contiguous(), dv[..., : v.shape[-1]].contiguous()
+    return (
+        _narrow(dq, q.shape[-1], q.dtype),
+        _narrow(dk, q.shape[-1], k.dtype),
+        _narrow(dv, v.shape[-1], v.dtype),
+        None if da is None or alpha_rows is None else _summed_like(da, alpha_rows),
+        None if ds is None or scale_rows is None else _summed_like(ds, scale_rows),
+    )
 
 
 def supports_rows(scores: Tensor, alpha: float) -> bool:
@@ -212,66 +173,81 @@ def entmax_rows(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     Returns:
         p (R, N) and τ (R, 1).
     """
-    library, which, _ = _resolved()
+    library, which, _ = resolved()
     if scores.stride(-1) != 1:
         scores = scores.contiguous()
-    p, tau_out = torch.empty(scores.shape), torch.empty(scores.shape[0], 1)
+    p, tau = torch.empty(scores.shape), torch.empty(scores.shape[0], 1)
     rows, n = scores.shape
-    call = Rows(scores.data_ptr(), p.data_ptr(), tau_out.data_ptr(), rows, n, scores.stride(0), alpha, _threads())
-    _done(library.selectivit_entmax_rows(ctypes.byref(call), which))
-    return p, tau_out
+    places = (scores.data_ptr(), p.data_ptr(), tau.data_ptr())
+    done(library.selectivit_entmax_rows(ROWS.pack(*places, rows, n, scores.stride(0), alpha, threads()), which))
+    return p, tau
 
 
-class _Call:
-    """The C side's view of one attention, and the tensors that keep its memory alive."""
-
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attn_mask: Tensor | None,
-        scale_rows: Tensor | None,
-        alpha: float,
-        scale: float,
-        saved: Tensor | None,
-    ) -> None:
-        self.library, self.which, screen = _resolved()
-        self.lead = q.shape[:-2]
-        self.q, self.k, self.v = (_rows(t, self.lead) for t in (q, k, v))
-        self.mask = None if attn_mask is None else _mask(attn_mask)
-        self.scales = None if scale_rows is None else _four_dims(scale_rows.float())
-        batch, heads, self.n, self.d = self.q.shape
-        self.m, self.e = self.v.shape[-2:]
-        self.problem = Attention(
-            q=self.q.data_ptr(),
-            k=self.k.data_ptr(),
-            v=self.v.data_ptr(),
-            mask=None if self.mask is None else self.mask.data_ptr(),
-            scale_rows=None if self.scales is None else self.scales.data_ptr(),
-            saved=None if saved is None else saved.data_ptr(),
-            saved_bytes=0 if saved is None else saved.numel(),
-            q_stride=_strides(self.q, 3),
-            k_stride=_strides(self.k, 3),
-            v_stride=_strides(self.v, 3),
-            mask_stride=(ctypes.c_int64 * 4)() if self.mask is None else _strides(self.mask, 4),
-            scale_stride=(ctypes.c_int64 * 3)() if self.scales is None else _strides(self.scales, 3),
-            batch=batch,
-            heads=heads,
-            n=self.n,
-            m=self.m,
-            d=self.d,
-            e=self.e,
-            scale=scale,
-            alpha=alpha,
-            mask_kind=0 if self.mask is None else 1 if self.mask.dtype == torch.bool else 2,
-            screen=screen,
-            threads=_threads(),
-        )
+def _packed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    alphas: Tensor | None,
+    scales: Tensor | None,
+    saved: Tensor | None,
+    alpha: float,
+    scale: float,
+    screen: bool,
+    out: int,
+    tau_out: int,
+) -> bytes:
+    """The struct of csrc/problem.h."""
+    batch, heads, n, d = q.shape
+    m, e = v.shape[2:]
+    scale_strides = (0, 0, 0) if scales is None else scales.stride()[:3]
+    if scales is not None and scales.shape[2] == 1:
+        scale_strides = (*scale_strides[:2], 0)
+    return ATTENTION.pack(
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        _address(mask),
+        _address(scales),
+        _address(alphas),
+        out,
+        tau_out,
+        _address(saved),
+        *q.stride()[:3],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        *((0, 0, 0, 0) if mask is None else mask.stride()),
+        *scale_strides,
+        *((0, 0) if alphas is None else alphas.stride()[:2]),
+        *(batch, heads, n, m, d, e),
+        0 if saved is None else saved.numel(),
+        scale,
+        alpha,
+        0 if mask is None else 1 if mask.dtype == torch.bool else 2,
+        screen,
+        threads(),
+    )
 
 
-def _strides(t: Tensor, dims: int) -> ctypes.Array[ctypes.c_int64]:
-    return (ctypes.c_int64 * dims)(*t.stride()[:dims])
+def _address(t: Tensor | None) -> int:
+    return 0 if t is None else t.data_ptr()
+
+
+def _narrow(t: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """The columns that were asked for, in the caller's dtype, contiguous."""
+    if t.shape[-1] != width:
+        t = t[..., :width].contiguous()
+    return t if t.dtype == dtype else t.to(dtype)
+
+
+def _summed_like(rows: Tensor, values: Tensor) -> Tensor:
+    """The rows' shares of a gradient, summed where one value serves all rows: within a head and thus in one order."""
+    return rows.sum(-2, keepdim=True) if values.shape[-2] == 1 else rows
+
+
+def _values(t: Tensor | None) -> Tensor | None:
+    """Numbers per row or head: float32, four dims."""
+    return None if t is None else _four_dims(t.float().resolve_neg())
 
 
 def _four_dims(t: Tensor) -> Tensor:
@@ -281,69 +257,28 @@ def _four_dims(t: Tensor) -> Tensor:
     return t if t.ndim == 4 else t.flatten(0, -4)
 
 
-def _rows(t: Tensor, lead: torch.Size) -> Tensor:
+def _rows(t: Tensor) -> Tensor:
     """Float32, four dims, the last one contiguous and a multiple of 16 wide (by zeros, which change nothing)."""
-    t = t if t.dtype == torch.float32 else t.float()
-    t = _four_dims(t)
+    if t.dtype != torch.float32 or t.is_neg():  # a view that torch negates when it reads it
+        t = t.float().resolve_neg()
+    if t.ndim != 4:
+        t = _four_dims(t)
     if t.shape[-1] % 16:
         return torch.nn.functional.pad(t, (0, -t.shape[-1] % 16))
     return t if t.stride(-1) == 1 else t.contiguous()
 
 
-def _mask(mask: Tensor) -> Tensor:
+def _mask(mask: Tensor | None) -> Tensor | None:
     """Bool or float32, four dims; what was broadcast stays broadcast through the conversion."""
+    if mask is None:
+        return None
     shape, head = mask.shape, max(0, mask.ndim - 3)
     small = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
     if small.dtype not in (torch.bool, torch.float32):
         small = small.float()
+    small = small.resolve_neg()
     if small.shape[-1] > 1 and small.stride(-1) != 1:
         small = small.contiguous()
     small = small.expand(*shape[:head], *small.shape[head:])  # the dims that are folded into one, and those alone
     folded = _four_dims(small)
     return folded.expand(folded.shape[0], *(1,) * (3 - len(shape[head:])), *shape[head:])
-
-
-def _threads() -> int:
-    return 1 if _forked else torch.get_num_threads()
-
-
-def _done(code: int) -> bool:
-    if code == NO_MEMORY:
-        raise MemoryError("entmax's CPU kernel could not allocate its tiles; use fewer threads or shorter sequences")
-    return code != DECLINED
-
-
-def _resolved() -> tuple[ctypes.CDLL, int, bool]:
-    library, why = _load()
-    if library is None:
-        raise RuntimeError(f"no compiled CPU kernel: {why}")
-    return library, *_chosen(library)
-
-
-def _chosen(library: ctypes.CDLL) -> tuple[int, bool]:
-    choice = _choice()
-    if not choice:
-        return 0, True
-    kernel = choice.removesuffix(" float32")
-    if kernel not in names():
-        raise ValueError(f"SELECTIVIT_CPU_KERNEL is {choice!r}: use 'off' or one of {', '.join(names())}")
-    return names().index(kernel), kernel == choice
-
-
-@functools.cache
-def _load() -> tuple[ctypes.CDLL | None, str]:
-    """The library and, where there is none, the reason."""
-    suffix = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
-    path = Path(__file__).with_name(f"libselectivit_cpu{suffix}")
-    if not path.exists():
-        return None, "not built: installed without a C++ compiler"
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        return None, f"{path.name} does not load: {error}"
-    library.selectivit_kernel_name.restype = ctypes.c_char_p
-    library.selectivit_saved_bytes.restype = ctypes.c_int64
-    library.selectivit_saved_bytes.argtypes = [ctypes.c_int64] * 3
-    if library.selectivit_abi() != ABI:
-        return None, f"{path.name} is of another version: install again"
-    return library, ""

@@ -1,48 +1,16 @@
-"""The structs of csrc/problem.h, field by field."""
+"""The structs of csrc/problem.h, field by field, as bytes that the library reads in place."""
 
 from __future__ import annotations
 
-import ctypes
-from typing import ClassVar
+import struct
 
-ABI = 1
+ABI = 2
 
-_pointer, _long, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
-
-
-class Attention(ctypes.Structure):
-    """One attention: inputs, outputs, strides in elements."""
-
-    _fields_: ClassVar = [
-        *((name, _pointer) for name in ("q", "k", "v", "mask", "scale_rows", "out", "tau_out", "saved")),
-        *((f"{name}_stride", _long * 3) for name in "qkv"),
-        ("mask_stride", _long * 4),
-        ("scale_stride", _long * 3),
-        *((name, _long) for name in ("batch", "heads", "n", "m", "d", "e", "saved_bytes")),
-        ("scale", _float),
-        ("alpha", _float),
-        ("mask_kind", _int),
-        ("screen", _int),
-        ("threads", _int),
-    ]
-
-
-class AttentionGradients(ctypes.Structure):
-    """The gradient that comes in and those that go out."""
-
-    _fields_: ClassVar = [
-        ("grad", _pointer),
-        ("grad_stride", _long * 3),
-        *((name, _pointer) for name in ("dq", "dk", "dv")),
-    ]
-
-
-class Rows(ctypes.Structure):
-    """Rows of scores."""
-
-    _fields_: ClassVar = [
-        *((name, _pointer) for name in ("scores", "p", "tau_out")),
-        *((name, _long) for name in ("rows", "n", "stride")),
-        ("alpha", _float),
-        ("threads", _int),
-    ]
+# Attention: pointers to q, k, v, mask, scale_rows, alphas, out, tau_out and saved; strides in elements of q, k and v (3
+# each), mask (4), scale_rows (3) and alphas (2); batch, heads, n, m, d, e and saved_bytes; scale and alpha; mask_kind,
+# screen and threads.
+ATTENTION = struct.Struct("@9P 3q 3q 3q 4q 3q 2q 7q 2f 3i 0q")
+# AttentionGradients: the pointer to grad, its strides (3), pointers to dq, dk, dv, dalpha and dscale.
+GRADIENTS = struct.Struct("@P 3q 5P")
+# Rows: pointers to scores, p and tau_out; rows, n and stride; alpha; threads.
+ROWS = struct.Struct("@3P 3q f i")
