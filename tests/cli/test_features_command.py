@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import write_photo
-from selectivit.cli import extraction, writing
+from selectivit.cli import extraction
+from selectivit.data import writing
 
 
 @pytest.fixture
