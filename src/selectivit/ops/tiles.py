@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import derivatives
 from .entmax_autograd import working_dtype
-from .kernels import cpu
+from .kernels import cpu, triton
 from .threshold import rows_from_threshold
 
 TILE_ELEMENTS = 1 << 20  # scores in a tile over all heads: 4 MB in float32
@@ -74,7 +74,10 @@ def attention_forward(
     save: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output (…, N, E), the threshold τ (…, N, 1) of every row, and with `save` what the compiled backward reads."""
-    saved = _room_for_survivors(q, k, v, alpha_rows, alpha, save)
+    saved = _room_for_backward(q, k, v, alpha_rows, alpha, save)
+    if triton.supports(q, k, v, alpha_rows, alpha):
+        found = triton.attention(q, k, v, attn_mask, scale_rows, alpha, scale, saved if save else None)
+        return *found, saved
     if cpu.supports(q, k, v, alpha_rows, alpha):
         found = cpu.attention(q, k, v, attn_mask, scale_rows, alpha, scale, saved if save else None)
         if found is not None:
@@ -100,13 +103,26 @@ def _(
     q: Tensor, k: Tensor, v: Tensor, mask: Any, a: Any, s: Any, alpha: float, scale: float, save: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     out, tau = q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty((*q.shape[:-1], 1), dtype=working_dtype(q))
-    return out, tau, _room_for_survivors(q, k, v, a, alpha, save)
+    return out, tau, _room_for_backward(q, k, v, a, alpha, save)
 
 
-def _room_for_survivors(q: Tensor, k: Tensor, v: Tensor, alpha_rows: Any, alpha: float, save: bool) -> Tensor:
-    """A buffer for the compiled kernel's survivors; empty where none is to be saved or the kernel does not serve."""
-    size = cpu.saved_bytes(q, k.shape[-2]) if save and cpu.supports(q, k, v, alpha_rows, alpha) else 0
+def _room_for_backward(q: Tensor, k: Tensor, v: Tensor, alpha_rows: Any, alpha: float, save: bool) -> Tensor:
+    """A buffer for what a kernel keeps for its backward pass; empty where none serves or nothing is to be saved."""
+    size = 0
+    if save and triton.supports(q, k, v, alpha_rows, alpha):
+        size = triton.saved_bytes(q, v)
+    elif save and cpu.supports(q, k, v, alpha_rows, alpha):
+        size = cpu.saved_bytes(q, k.shape[-2])
     return q.new_empty(size, dtype=torch.uint8)
+
+
+def saved_for(saved: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+    """`saved` where it is laid out for tensors of these shapes, else None: vmap adds a dim that it does not know."""
+    if saved is None or not saved.numel():
+        return saved
+    on_triton = triton.supports(q, k, v, None, 1.5)
+    size = triton.saved_bytes(q, v) if on_triton else cpu.saved_bytes(q, k.shape[-2])
+    return saved if saved.numel() == size else None
 
 
 def attention_backward(
@@ -124,7 +140,12 @@ def attention_backward(
     saved: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, the mask, α's rows and the scale's rows; those that do not apply are empty."""
-    if not mask_needs_grad and saved is not None and cpu.supports(q, k, v, alpha_rows, alpha):
+    on_triton = triton.supports(q, k, v, alpha_rows, alpha)
+    if on_triton and not mask_needs_grad and saved is not None and saved.numel():
+        *found, ds = triton.attention_gradients(grad, q, k, v, attn_mask, scale_rows, alpha, scale, saved)
+        dmask, da, none = _optional_gradients(q, k, False, None, None)
+        return *found, dmask, da, none if ds is None else ds
+    if not (on_triton or mask_needs_grad) and saved is not None and cpu.supports(q, k, v, alpha_rows, alpha):
         found = cpu.attention_gradients(grad, q, k, v, attn_mask, scale_rows, alpha, scale, saved)
         if found is not None:
             return _with_scale_gradient(q, k, v, found, scale_rows)

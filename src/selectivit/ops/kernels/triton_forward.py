@@ -113,14 +113,14 @@ def strip_forward(
 
 
 @triton.jit
-def _live(table, top, shift, rows, n, eps, POWER: tl.constexpr):
+def _live(table, top, shift, rows, n, groups, eps, POWER: tl.constexpr):
     """Which groups of keys hold an entry above the shift for some row, as bits, and how many do.
 
     The shift only rises, so what is out stays out. Rows that are NaN keep everything.
     """
     out = (table - top[:, None]) * eps <= (shift + support_floor(POWER))[:, None]
     alive = tl.where(out, 0, 1) * tl.where(rows < n, 1, 0)[:, None]
-    return pack(tl.max(alive, 0) > 0)
+    return pack((tl.max(alive, 0) > 0) & (tl.arange(0, 64) < groups))
 
 
 @triton.jit
@@ -145,20 +145,20 @@ def long_forward(
 
     lanes = tl.full([ROWS, KEYS], float("-inf"), tl.float32)
     table = tl.full([ROWS, 64], float("-inf"), tl.float32)
-    groups = tl.arange(0, 64)[None, :]
+    places = tl.arange(0, 64)[None, :]
     for block in range(0, tl.cdiv(m, KEYS)):
         keys = block * KEYS + tl.arange(0, KEYS)
         tile_k = load_rows(k, k_row, k_column, keys, m, D, D_PAD)
         x = scores(tile_q, tile_k, mask, mask_row, mask_key, rows, keys, n, m, factor, KIND, PRECISION)
         lanes = tl.maximum(lanes, x, propagate_nan=tl.PropagateNan.ALL)
-        table = tl.where(groups == block // GROUP, tl.maximum(table, tl.max(x, 1)[:, None]), table)
+        table = tl.where(places == block // GROUP, tl.maximum(table, tl.max(x, 1)[:, None]), table)
     top, broken = top_of(lanes)
     shift = shift_of_lanes(lanes, top, broken, eps, POWER)
 
     steps = 0
     unsettled = True
     while unsettled:
-        bits, count = _live(table, top, shift, rows, n, eps, POWER)
+        bits, count = _live(table, top, shift, rows, n, tl.cdiv(m, GROUP * KEYS), eps, POWER)
         total = tl.zeros([ROWS, KEYS], tl.float32)
         slope = tl.zeros([ROWS, KEYS], tl.float32)
         for i in range(0, count * GROUP):
@@ -174,7 +174,7 @@ def long_forward(
         steps += 1
         unsettled = unsettled & (steps < MAX_STEPS)
 
-    bits, count = _live(table, top, shift, rows, n, eps, POWER)
+    bits, count = _live(table, top, shift, rows, n, tl.cdiv(m, GROUP * KEYS), eps, POWER)
     if SAVE:
         tl.store(words + tl.program_id(0), bits)
     acc = tl.zeros([ROWS, E_PAD], tl.float32)

@@ -7,7 +7,7 @@ import dataclasses
 from torch import Tensor
 
 LONGEST = 1 << 24  # of queries or keys: a bit stands for a 64th of a row
-SHORT = 1024  # up to here a block of rows keeps all its scores in registers
+SHORT = {2: 1024, 4: 0}  # bytes of a number: up to here a block of rows keeps all its scores in registers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,15 +44,30 @@ def padded(width: int) -> int:
 
 
 def plan_forward(q: Tensor, v: Tensor) -> Plan:
-    """Choose the forward kernel's blocks for q (…, N, D) and v (…, M, E)."""
-    m, width, single = v.shape[-2], padded(max(q.shape[-1], v.shape[-1])), q.element_size() == 4
-    if m <= SHORT:
-        rows = 64 if m <= 256 else 32 if m <= 512 else 16
-        return Plan(rows, 64, chunks=-(-m // 64), group=1, warps=4 if m <= 256 else 8, stages=1)
-    rows = 32 if single and width > 64 else 64
-    return Plan(rows, 64, chunks=0, group=-(-m // (64 * 64)), warps=4, stages=1 if single else 2)
+    """Choose the forward kernel's blocks for q (…, N, D) and v (…, M, E), by shapes and dtype alone.
+
+    The largest that ptxas keeps in registers for compute capabilities 8.0 and 9.0. Products of float32 run outside the
+    tensor cores, where a strip of all keys spills: three passes over small blocks instead.
+    """
+    m, wide, size = v.shape[-2], max(q.shape[-1], v.shape[-1]) > 64, q.element_size()
+    if m <= SHORT[size]:
+        rows, keys = (32, 64) if m <= 512 else (16, 128)
+        return Plan(rows, keys, chunks=-(-m // keys), group=1, warps=8 if wide or m > 256 else 4, stages=1)
+    if size == 2:
+        return Plan(64, 32, chunks=0, group=_blocks_of_a_bit(m, 32), warps=8 if wide else 4, stages=2)
+    keys = 16 if wide else 32
+    return Plan(16, keys, chunks=0, group=_blocks_of_a_bit(m, keys), warps=4, stages=1)
+
+
+def _blocks_of_a_bit(m: int, keys: int) -> int:
+    """A word of 64 bits spans the row; two blocks of 32 at least, so that the backward's divide it."""
+    return max(-(-m // (64 * keys)), 64 // keys)
 
 
 def plan_backward(q: Tensor, v: Tensor) -> BackwardPlan:
-    """Choose the backward kernels' blocks; each divides what the forward kernel's words speak of."""
-    return BackwardPlan(64, 64, 64, 64, warps=4, stages=1)
+    """Choose the backward kernels' blocks; the numbers of rows and keys divide what the forward's words speak of."""
+    wide = max(q.shape[-1], v.shape[-1]) > 64
+    if q.element_size() == 2:
+        return BackwardPlan(64, 32, 32, 64, warps=8 if wide else 4, stages=1)
+    keys = 16 if wide else 32
+    return BackwardPlan(16, keys, 16, keys, warps=4, stages=1)
