@@ -142,9 +142,9 @@ def attention_backward(
     """Gradients of q, k, v, the mask, α's rows and the scale's rows; those that do not apply are empty."""
     on_triton = triton.supports(q, k, v, alpha_rows, alpha)
     if on_triton and not mask_needs_grad and saved is not None and saved.numel():
-        *found, ds = triton.attention_gradients(grad, q, k, v, attn_mask, scale_rows, alpha, scale, saved)
+        dq, dk, dv, ds = triton.attention_gradients(grad, q, k, v, attn_mask, scale_rows, alpha, scale, saved)
         dmask, da, none = _optional_gradients(q, k, False, None, None)
-        return *found, dmask, da, none if ds is None else ds
+        return dq, dk, dv, dmask, da, none if ds is None else ds
     if not (on_triton or mask_needs_grad) and saved is not None and cpu.supports(q, k, v, alpha_rows, alpha):
         found = cpu.attention_gradients(grad, q, k, v, attn_mask, scale_rows, alpha, scale, saved)
         if found is not None:

@@ -23,7 +23,7 @@ LARGEST_WIDTH = 128
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NEAR_SOFTMAX = 0.05  # as in ops/threshold.py
 LARGEST_POWER = 10
-CHOICES = ("on", "off", "interpreter")
+CHOICES = ("on", "on tf32x3", "off", "interpreter")
 
 _from_environment = os.environ.get("SELECTIVIT_TRITON") or "on"
 _inside_using: ContextVar[str | None] = ContextVar("selectivit_triton", default=None)
@@ -41,7 +41,8 @@ def using(choice: str) -> Iterator[None]:
     """Switch the Triton kernels inside the block, for tests and measurements; also $SELECTIVIT_TRITON.
 
     Args:
-        choice: "on" for CUDA tensors, "off" for pure PyTorch, "interpreter" for CPU tensors too, which Triton's
+        choice: "on" for CUDA tensors, "on tf32x3" with products of float32 made of three TF32 ones on the tensor
+            cores, "off" for pure PyTorch, "interpreter" for CPU tensors too, which Triton's
             interpreter runs (slowly) where TRITON_INTERPRET=1 was set before the kernels were first used.
 
     Yields:
@@ -215,14 +216,16 @@ def attention_gradients(
     rows, keys, bit = plan.query_rows, plan.query_keys, forward.group * forward.keys
     blocks = -(-call.n // rows)
     with _on(q.device):
-        triton_backward.queries_backward[(call.heads * call.batch * blocks,)](
+        kernel: Any = triton_backward.queries_backward
+        kernel[(call.heads * call.batch * blocks,)](
             *call.inputs, g, out2, tops, shifts, words, deltas, dq, deltas if dscale is None else dscale, *strides,
             call.heads, call.n, call.m, blocks, call.scale, call.eps,
             ROWS=rows, KEYS=keys, PIECES=bit // keys, **shared,
         )  # fmt: skip
         blocks = -(-call.m // plan.key_keys)
         reach = -(-forward.blocks(call.n) // 64)
-        triton_backward.keys_backward[(call.heads * call.batch * blocks,)](
+        kernel = triton_backward.keys_backward
+        kernel[(call.heads * call.batch * blocks,)](
             *call.inputs, g, tops, shifts, words, deltas, dk, dv, *strides,
             call.heads, call.n, call.m, blocks, forward.blocks(call.n), bit, call.scale, call.eps,
             ROWS=plan.key_rows, KEYS=plan.key_keys, REACH=reach, PIECES=reach * forward.rows // plan.key_rows, **shared,
@@ -274,6 +277,8 @@ def _power(eps: float) -> int:
 
 def _precision(dtype: torch.dtype) -> str:
     """Products of float32 are rounded to TF32 only where torch's own may be."""
+    if dtype == torch.float32 and _choice() == "on tf32x3":
+        return "tf32x3"
     rounded = dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return "tf32" if rounded else "ieee"
 

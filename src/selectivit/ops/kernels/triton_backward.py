@@ -4,6 +4,10 @@ The forward pass kept each row's maximum and shift, O₂ = Σs·v / Σs, and for
 With δ = dO·O₂ the scores' gradient is dS = s ⊙ (dO·Vᵀ − δ).
 """
 
+# The bodies are written in Triton's language, whose values pyright takes for Python's.
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportIndexIssue=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import triton

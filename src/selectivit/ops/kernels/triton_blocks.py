@@ -1,8 +1,12 @@
 """What the Triton kernels share: a block of scores, u's powers, Newton's step, and lists of live blocks in 64 bits.
 
-Words as in ops/threshold.py: z = ε(x − max x), and p = (z − shift)₊^β with β = 1/ε. The shift is τ, or σ = 1 + τ where α
-is so close to 1 that p is computed through its logarithm.
+Words as in ops/threshold.py: z = ε(x − max x), and p = (z − shift)₊^β with β = 1/ε. The shift is τ, or σ = 1 + τ where
+α is so close to 1 that p is computed through its logarithm.
 """
+
+# The bodies are written in Triton's language, whose values pyright takes for Python's.
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportIndexIssue=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -102,7 +106,7 @@ def powers(z, shift, eps, POWER: tl.constexpr):
 
 @triton.jit
 def rise(total, slope, eps):
-    """Newton's step on ‖u‖_β − 1: S₀(1 − S₀^(−ε)) / S₁, never to the left; its difference from 1 without cancellation."""
+    """Newton's step on ‖u‖_β − 1: S₀(1 − S₀^(−ε)) / S₁, never to the left; 1 − … without cancellation."""
     total = tl.maximum(total, TINY)
     x = tl.maximum(eps * tl.log(total), 0.0)
     series = x * (1 - x * (1 / 2 - x * (1 / 6 - x * (1 / 24 - x * (1 / 120 - x * (1 / 720))))))

@@ -1,5 +1,9 @@
 """entmax attention forward in Triton: rows short enough to stay in registers, and long ones in three passes."""
 
+# The bodies are written in Triton's language, whose values pyright takes for Python's.
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportIndexIssue=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import triton
@@ -73,11 +77,11 @@ def strip_forward(
         tile_k = load_rows(k, k_row, k_column, keys, m, D, D_PAD)
         x = scores(tile_q, tile_k, mask, mask_row, mask_key, rows, keys, n, m, factor, KIND, PRECISION)
         lanes = tl.maximum(lanes, x, propagate_nan=tl.PropagateNan.ALL)
-        raw = raw + (x,)
+        raw = raw + (x,)  # noqa: RUF005, Triton knows no star here
     top, broken = top_of(lanes)
     strip = ()
     for chunk in tl.static_range(CHUNKS):
-        strip = strip + ((raw[chunk] - top[:, None]) * eps,)
+        strip = strip + ((raw[chunk] - top[:, None]) * eps,)  # noqa: RUF005
 
     shift = shift_of_lanes(lanes, top, broken, eps, POWER)
     steps = 0

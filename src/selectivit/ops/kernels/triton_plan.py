@@ -56,7 +56,7 @@ def plan_forward(q: Tensor, v: Tensor) -> Plan:
     if size == 2:
         return Plan(64, 32, chunks=0, group=_blocks_of_a_bit(m, 32), warps=8 if wide else 4, stages=2)
     keys = 16 if wide else 32
-    return Plan(16, keys, chunks=0, group=_blocks_of_a_bit(m, keys), warps=4, stages=1)
+    return Plan(16, keys, chunks=0, group=_blocks_of_a_bit(m, keys), warps=8 if wide else 4, stages=1)
 
 
 def _blocks_of_a_bit(m: int, keys: int) -> int:
