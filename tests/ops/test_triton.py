@@ -41,7 +41,7 @@ def test_checks_pass_in_the_interpreter():
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_larger_checks_pass_in_the_interpreter():
-    assert re.search(r"6 passed", interpreted("-m", "slow"))
+    assert re.search(r"7 passed", interpreted("-m", "slow"))
 
 
 def tensors(device: str = "cpu", dtype: torch.dtype = torch.float32, d: int = 16, m: int = 20):
