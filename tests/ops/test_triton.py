@@ -104,23 +104,25 @@ def test_products_are_rounded_to_tf32_only_where_torch_may():
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("capability", (80, 90))
 @pytest.mark.parametrize(
-    ("dtype", "m", "d", "alpha"),
+    ("dtype", "m", "d", "alpha", "masked"),
     (
-        (torch.bfloat16, 197, 64, 1.5),
-        (torch.bfloat16, 577, 64, 1.5),
-        (torch.bfloat16, 1024, 64, 2.0),
-        (torch.float16, 4096, 64, 1.5),
-        (torch.bfloat16, 1370, 128, 1.5),
-        (torch.float32, 1370, 64, 1.5),
-        (torch.float32, 197, 128, 1.2),
+        (torch.bfloat16, 197, 64, 1.5, False),
+        (torch.bfloat16, 577, 64, 1.5, False),
+        (torch.bfloat16, 1024, 64, 2.0, False),
+        (torch.float16, 4096, 64, 1.5, False),
+        (torch.bfloat16, 1370, 128, 1.5, False),
+        (torch.float32, 1370, 64, 1.5, False),
+        (torch.float32, 197, 128, 1.2, False),
+        (torch.bfloat16, 1370, 64, 1.37, True),
+        (torch.float32, 577, 64, 1.01, True),
     ),
     ids=str,
 )
-def test_kernels_compile_without_a_card(capability, dtype, m, d, alpha):
+def test_kernels_compile_without_a_card(capability, dtype, m, d, alpha, masked):
     """To machine code that keeps its numbers in registers, within the shared memory of every card from 8.0 on."""
     from triton_compiled import compiled
 
-    for name, (spilled, shared) in compiled(capability, dtype, m, d, alpha).items():
+    for name, (spilled, shared) in compiled(capability, dtype, m, d, alpha, masked).items():
         assert shared <= 99 * 1024, f"{name} takes {shared} bytes of shared memory"
         assert spilled <= 64, f"{name} spills {spilled} bytes a thread"
 

@@ -17,7 +17,13 @@ from triton.compiler import ASTSource
 from selectivit.ops.kernels import triton as host
 from selectivit.ops.kernels import triton_backward, triton_forward
 
-POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int64: "*i64",
+    torch.uint8: "*u8",
+}
 
 
 class _Recorder:
@@ -30,24 +36,28 @@ class _Recorder:
         return lambda *args, **options: self.calls.append((self.kernel, args, options))
 
 
-def compiled(capability: int, dtype: torch.dtype, m: int, d: int, alpha: float) -> dict[str, tuple[int, int]]:
+def compiled(
+    capability: int, dtype: torch.dtype, m: int, d: int, alpha: float, masked: bool = False
+) -> dict[str, tuple[int, int]]:
     """(bytes spilled by a thread, bytes of shared memory) of every kernel that attention of this shape launches."""
-    return {call[0].__name__: _compile(capability, *call) for call in _launches(dtype, m, d, alpha)}
+    return {call[0].__name__: _compile(capability, *call) for call in _launches(dtype, m, d, alpha, masked)}
 
 
-def _launches(dtype: torch.dtype, m: int, d: int, alpha: float) -> list[Any]:
-    """What the host launches for attention that will be differentiated."""
+def _launches(dtype: torch.dtype, m: int, d: int, alpha: float, masked: bool) -> list[Any]:
+    """What the host launches for attention that will be differentiated, with a mask and a scale for each row or not."""
     calls: list[Any] = []
     kernels = [(triton_forward, "strip_forward"), (triton_forward, "long_forward")]
     kernels += [(triton_backward, "queries_backward"), (triton_backward, "keys_backward")]
     originals = [getattr(module, name) for module, name in kernels]
     q, k, v = (torch.zeros(1, 2, m, d, dtype=dtype) for _ in range(3))
     saved = torch.zeros(host.saved_bytes(q, v), dtype=torch.uint8)
+    mask = torch.ones(m, m, dtype=torch.bool).expand(1, 2, m, m) if masked else None
+    scales = torch.ones(1, 2, m, 1) if masked else None
     try:
         for (module, name), kernel in zip(kernels, originals, strict=True):
             setattr(module, name, _Recorder(kernel, calls))
-        host.attention(q, k, v, None, None, alpha, 0.125, saved)
-        host.attention_gradients(q, q, k, v, None, None, alpha, 0.125, saved)
+        host.attention(q, k, v, mask, scales, alpha, 0.125, saved)
+        host.attention_gradients(q, q, k, v, mask, scales, alpha, 0.125, saved)
     finally:
         for (module, name), kernel in zip(kernels, originals, strict=True):
             setattr(module, name, kernel)
@@ -62,7 +72,7 @@ def _compile(capability: int, kernel: Any, args: tuple[Any, ...], options: dict[
         if name in options or (isinstance(value, int) and value == 1):  # as the launcher specialises strides of 1
             signature[name], constants[(place,)] = "constexpr", value
         elif isinstance(value, torch.Tensor):
-            signature[name] = "*i64" if value.dtype == torch.int64 else POINTERS[value.dtype]
+            signature[name] = POINTERS[value.dtype]
             attributes[(place,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "fp32" if isinstance(value, float) else "i32"

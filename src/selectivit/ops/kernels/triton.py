@@ -96,6 +96,8 @@ def _missing() -> str:
 
 @functools.cache
 def _too_old(index: int) -> str:
+    if not torch.cuda.is_available():  # tensors without data may be on a card that is not there
+        return "no CUDA card"
     major, minor = torch.cuda.get_device_capability(index)
     return "" if major >= 8 else f"cuda:{index} has compute capability {major}.{minor}, below 8.0"
 
@@ -130,10 +132,11 @@ def saved_bytes(q: Tensor, v: Tensor) -> int:
 
 
 def _layout(q: Tensor, v: Tensor, plan: Plan) -> tuple[int, int, int, int]:
-    """Bytes of the words, the maxima, the shifts and O₂."""
+    """Bytes of the words, the maxima, the shifts and O₂; each starts at a multiple of 16, for wide loads."""
     rows = q.numel() // q.shape[-1]
-    words = 0 if plan.chunks else 8 * (rows // q.shape[-2]) * plan.blocks(q.shape[-2])
-    return words, 4 * rows, 4 * rows, rows * v.shape[-1] * q.element_size()
+    words = 0 if plan.chunks else (rows // q.shape[-2]) * plan.blocks(q.shape[-2])
+    row = -(-rows // 4) * 16
+    return -(-words // 2) * 16, row, row, rows * v.shape[-1] * q.element_size()
 
 
 def _parts(saved: Tensor, q: Tensor, v: Tensor, plan: Plan) -> list[Tensor]:
