@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .triton_plan import LONGEST, Plan, padded, plan_backward, plan_forward
+from .triton_plan import LONGEST, BackwardPlan, Plan, padded, plan_backward, plan_forward
 
 LARGEST_WIDTH = 128
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -183,7 +183,7 @@ def attention(
             *call.inputs, out, tau, out2, tops, shifts, words, *call.input_strides, *call.other_strides,
             call.heads, call.n, call.m, blocks, call.scale, call.eps,
             **call.constants, ROWS=plan.rows, KEYS=plan.keys, CHUNKS=plan.chunks, GROUP=plan.group,
-            SAVE=saved is not None, num_warps=plan.warps, num_stages=plan.stages,
+            SAVE=saved is not None, num_warps=call.warps(plan), num_stages=plan.stages,
         )  # fmt: skip
     return out, tau
 
@@ -214,7 +214,7 @@ def attention_gradients(
     deltas = torch.empty_like(tops)
     dscale = None if scale_rows is None else torch.empty(*q.shape[:-1], 1, dtype=torch.float32, device=q.device)
     live = not forward.chunks
-    shared = {**call.constants, "LIVE": live, "num_warps": plan.warps, "num_stages": plan.stages}
+    shared = {**call.constants, "LIVE": live, "num_warps": call.warps(plan), "num_stages": plan.stages}
     strides = (*call.input_strides, *g.stride(), *call.other_strides)
     rows, keys, bit = plan.query_rows, plan.query_keys, forward.group * forward.keys
     blocks = -(-call.n // rows)
@@ -268,6 +268,10 @@ class _Call:
             "HAS_SCALES": scale_rows is not None,
             "PRECISION": _precision(q.dtype),
         }
+
+    def warps(self, plan: Plan | BackwardPlan) -> int:
+        """The plan's; with a mask 8, whose addresses would not fit into the registers of 4 on older cards."""
+        return 8 if self.constants["KIND"] else plan.warps
 
 
 def _power(eps: float) -> int:

@@ -70,4 +70,4 @@ def plan_backward(q: Tensor, v: Tensor) -> BackwardPlan:
     if q.element_size() == 2:
         return BackwardPlan(64, 32, 32, 64, warps=8 if wide else 4, stages=1)
     keys = 16 if wide else 32
-    return BackwardPlan(16, keys, 16, keys, warps=4, stages=1)
+    return BackwardPlan(16, keys, 16, keys, warps=8 if wide else 4, stages=1)
