@@ -44,6 +44,15 @@ def test_larger_checks_pass_in_the_interpreter():
     assert re.search(r"7 passed", interpreted("-m", "slow"))
 
 
+@needs_triton
+@pytest.mark.slow
+def test_the_benchmark_checks_without_a_card():
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_attention.py"), "--check-only"]
+    env = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert run.returncode == 0 and run.stdout.count(": right") == 12, run.stdout + run.stderr
+
+
 def tensors(device: str = "cpu", dtype: torch.dtype = torch.float32, d: int = 16, m: int = 20):
     return torch.zeros(1, 2, 5, d, device=device, dtype=dtype), *(
         torch.zeros(1, 2, m, d, device=device, dtype=dtype) for _ in range(2)
