@@ -74,7 +74,7 @@ def test_doctor_says_what_is_here(run):
 def test_doctor_as_json(run, tmp_path):
     status, out, _ = run("doctor", "--json")
     found = json.loads(out)
-    assert status == 0 and found["kernels"]["Triton"] == "none"
+    assert status == 0 and found["kernels"]["Triton"].startswith("none (")
     assert (
         found["weights"]["cache"] == str(tmp_path / "cache") and "not in the cache" in found["weights"]["dinov2-small"]
     )

@@ -36,6 +36,7 @@ HOSTS = {
     "jsonargparse": {"cli"},
     "onnx": {"models"},
     "PIL": {"data", "vis", "cli"},
+    "triton": {f"ops/kernels/triton_{part}.py" for part in ("blocks", "forward", "backward")},
 }
 FILES = sorted(ROOT.rglob("*.py"))
 
