@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +21,16 @@ HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 
+def release(package: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version(package).split(".")[:2]) if find_spec(package) else (0, 0)
+
+
+needs_interpreter = pytest.mark.skipif(
+    release("triton") < (3, 7) and release("numpy") >= (2, 4),
+    reason="the interpreter of Triton 3.6 and older makes numbers of arrays, which numpy 2.4 and later refuse",
+)
+
+
 def interpreted(*arguments: str) -> str:
     """Run the checks under pytest in Triton's interpreter, which has to be chosen before Triton is imported."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "triton_checks.py")]
@@ -31,6 +42,7 @@ def interpreted(*arguments: str) -> str:
 
 
 @needs_triton
+@needs_interpreter
 @pytest.mark.timeout(900)
 def test_checks_pass_in_the_interpreter():
     passed = re.search(r"(\d+) passed", interpreted())
@@ -38,6 +50,7 @@ def test_checks_pass_in_the_interpreter():
 
 
 @needs_triton
+@needs_interpreter
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_larger_checks_pass_in_the_interpreter():
