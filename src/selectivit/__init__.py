@@ -7,6 +7,7 @@ Hosts (timm, open_clip, transformers) are imported when a model of theirs is use
 from selectivit.data.load import load_image
 from selectivit.features import Features, features, preprocessing
 from selectivit.models.weights import list_models, load_model
+from selectivit.openvocab.segmenter import OpenVocabularySegmenter, Segmentation
 from selectivit.ops.attention import entmax_attention
 from selectivit.ops.entmax import entmax, entmax15, sparsemax
 from selectivit.ops.entmax_loss import entmax_loss
@@ -20,6 +21,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Calibration",
     "Features",
+    "OpenVocabularySegmenter",
+    "Segmentation",
     "Swap",
     "__version__",
     "attention_maps",

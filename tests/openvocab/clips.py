@@ -16,7 +16,7 @@ TEXT = {"context_length": 16, "vocab_size": 600, "width": WIDTH, "heads": HEADS,
 
 
 class WordTokenizer:
-    """Words to numbers by a hash, as open_clip's tokenizers are called: (T, context) with the end's number the largest."""
+    """Words to numbers by a hash, called as open_clip's tokenizers are; the end's number is the largest."""
 
     def __init__(self, context_length: int = 16, vocab_size: int = 600) -> None:
         self.context_length, self.vocab_size, self.calls = context_length, vocab_size, 0
@@ -56,12 +56,12 @@ def open_clip_vit(**options: Any) -> nn.Module:
     return randomise(CLIP(EMBED, VISION | options, TEXT, quick_gelu=True))
 
 
-def open_clip_trunk(trunk: nn.Module) -> nn.Module:
+def open_clip_trunk(trunk: nn.Module, embed: int = EMBED) -> nn.Module:
     """open_clip around a timm tower that projects to the texts itself, as those of EVA-CLIP and SigLIP do."""
     from open_clip.model import CustomTextCLIP
 
     vision = {"timm_model_name": "vit_tiny_patch16_224", "timm_pool": "token", "timm_proj": "", "image_size": SIZE}
-    model = CustomTextCLIP(EMBED, vision, TEXT)
+    model = CustomTextCLIP(embed, vision, TEXT)
     model.visual.trunk = trunk
     model.visual.head = nn.Sequential()
     return randomise(model)
@@ -86,7 +86,7 @@ def eva_clip_post_norm() -> nn.Module:
 def timm_siglip() -> nn.Module:
     from timm.models.vision_transformer import VisionTransformer
 
-    return open_clip_trunk(VisionTransformer(**TIMM, class_token=False, global_pool="map", num_classes=0))
+    return open_clip_trunk(VisionTransformer(**TIMM, class_token=False, global_pool="map", num_classes=0), WIDTH)
 
 
 def timm_average() -> nn.Module:
@@ -139,7 +139,13 @@ CLIPS = {
     "transformers SigLIP": lambda: transformers_model("Siglip"),
     "transformers SigLIP 2": lambda: transformers_model("Siglip2"),
 }
-POOLS_BY_CLASS_TOKEN = ("open_clip CLIP", "open_clip custom blocks", "EVA-CLIP", "EVA-CLIP, post-norm", "transformers CLIP")
+POOLS_BY_CLASS_TOKEN = (
+    "open_clip CLIP",
+    "open_clip custom blocks",
+    "EVA-CLIP",
+    "EVA-CLIP, post-norm",
+    "transformers CLIP",
+)
 
 
 def images(batch: int = 2, height: int = SIZE, width: int = SIZE, seed: int = 1) -> Tensor:

@@ -7,13 +7,13 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import clips
 import entmax as entmax_package
 import pytest
 import torch
 from safetensors import safe_open
 from torch.nn import functional as F
 
-import clips
 from selectivit.openvocab.dense import dense_tokens
 from selectivit.openvocab.presets import PRESETS, Preset
 
@@ -26,7 +26,7 @@ def oracle():
     if not ORACLE.is_file():
         pytest.skip("the recorded outputs are not here")
     with safe_open(ORACLE, "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
         return tensors, json.loads(file.metadata()["config"])
 
 

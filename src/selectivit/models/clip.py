@@ -63,7 +63,7 @@ def load_clip(
 
 
 def _with_prefix(name: str) -> str:
-    """Tell open_clip's "ViT-B-16/openai" from a transformers id of the same form: its first half names an architecture."""
+    """Tell open_clip's "ViT-B-16/openai" from a transformers id of the same form: an architecture stands before /."""
     architecture, slash, tag = name.strip().partition("/")
     if not slash or not tag or ":" in name or Path(name).expanduser().exists():
         return name
@@ -85,4 +85,7 @@ def _tokenizer(source: str, rest: str, cache_dir: str | None) -> Any:
         return open_clip.get_tokenizer(rest if has_schema else rest.partition("/")[0], cache_dir=cache_dir)
     import transformers
 
-    return transformers.AutoTokenizer.from_pretrained(rest, cache_dir=cache_dir, trust_remote_code=False)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(rest, cache_dir=cache_dir, trust_remote_code=False)
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise ValueError("no vocabulary beside the weights")  # transformers makes an empty tokenizer without a word
+    return tokenizer

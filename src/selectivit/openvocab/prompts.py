@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -18,7 +18,18 @@ from torch.nn import functional as F
 from selectivit.swap.sites import host_of, unwrap
 
 PROMPTS_AT_ONCE = 256
-_CACHE: WeakKeyDictionary[nn.Module, dict[Any, Tensor]] = WeakKeyDictionary()
+
+
+@dataclass
+class _Kept:
+    """Features of words under templates, of one state of a model and one tokenizer."""
+
+    state: tuple[Any, ...]
+    tokenizer: Any
+    features: dict[tuple[tuple[str, ...], str], Tensor] = field(default_factory=dict)
+
+
+_CACHE: WeakKeyDictionary[nn.Module, _Kept] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -95,7 +106,7 @@ def find_templates(templates: str | Sequence[str]) -> tuple[str, ...]:
         return tuple(_template_file()[templates])
     for template in templates:
         if not isinstance(template, str) or template.count("{}") != 1:
-            raise ValueError(f"expected templates with one {{}} for the label, such as 'a photo of a {{}}.', got {template!r}")
+            raise ValueError(f"expected templates with one {{}}, such as 'a photo of a {{}}.', got {template!r}")
     if not templates:
         raise ValueError("expected at least one template, got none; 'none' is the bare label")
     return tuple(templates)
@@ -120,11 +131,11 @@ def text_features(model: nn.Module, tokenizer: Any, words: Sequence[str], templa
         ValueError: a tokenizer of another model, or words that it cannot tell apart.
     """
     whole: Any = unwrap(model)
-    kept = _CACHE.setdefault(whole, {})
-    state = (_state(whole), id(tokenizer), tuple(templates))
-    if any(key[0] != state[0] for key in kept):  # of weights that are gone
-        kept.clear()
-    missing = [word for word in words if (*state, word) not in kept]
+    state, kept = _state(whole), _CACHE.get(whole)
+    if kept is None or kept.state != state or kept.tokenizer is not tokenizer:
+        kept = _CACHE[whole] = _Kept(state, tokenizer)
+    templates = tuple(templates)
+    missing = [word for word in words if (templates, word) not in kept.features]
     per_call = max(1, PROMPTS_AT_ONCE // len(templates))
     for start in range(0, len(missing), per_call):
         some = missing[start : start + per_call]
@@ -132,23 +143,17 @@ def text_features(model: nn.Module, tokenizer: Any, words: Sequence[str], templa
         with torch.no_grad():
             features = host_of(whole).encode_text(whole, tokenizer, prompts).float()
         means = F.normalize(F.normalize(features, dim=-1).unflatten(0, (len(some), -1)).mean(1), dim=-1)
-        kept.update({(*state, word): mean for word, mean in zip(some, means, strict=True)})
-    kept[(*state, None)] = torch.empty(0)
-    _TOKENIZERS.setdefault(whole, {})[id(tokenizer)] = tokenizer  # so that no other takes its number
-    found = torch.stack([kept[(*state, word)] for word in words])
+        kept.features.update({(templates, word): mean for word, mean in zip(some, means, strict=True)})
+    found = torch.stack([kept.features[templates, word] for word in words])
     _check_different(found, words)
     return found
 
 
-_TOKENIZERS: WeakKeyDictionary[nn.Module, dict[int, Any]] = WeakKeyDictionary()
-
-
 def _state(model: nn.Module) -> tuple[Any, ...]:
-    """Changes when the weights are written to, replaced or moved."""
+    """Changes when weights are written to, replaced, cast or moved."""
     parameters = list(model.parameters())
     versions = sum(0 if p.is_inference() else p._version for p in parameters)
-    first = parameters[0]
-    return versions, sum(map(id, parameters)), first.dtype, first.device, first.data_ptr()
+    return versions, [(id(p), p.data_ptr()) for p in parameters], parameters[0].dtype, parameters[0].device
 
 
 def _check_different(features: Tensor, words: Sequence[str]) -> None:

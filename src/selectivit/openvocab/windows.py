@@ -94,9 +94,7 @@ def whole(values: Tensor) -> Rows:
     return lambda start, stop: values[:, start:stop]
 
 
-def blocks(
-    rows: Rows, size: tuple[int, int], target: tuple[int, int], queries: int
-) -> Iterator[tuple[slice, Tensor]]:
+def blocks(rows: Rows, size: tuple[int, int], target: tuple[int, int], queries: int) -> Iterator[tuple[slice, Tensor]]:
     """A map scaled to another size (bilinear), a few rows at a time.
 
     Args:
@@ -122,8 +120,9 @@ def blocks(
 def _scaled(
     values: Tensor, target: tuple[int, int], start: int, stop: int, *, of: int | None = None, first: int = 0
 ) -> Tensor:
-    """Rows start…stop of (Q, h, w) scaled to the target as `F.interpolate` (bilinear) does; `values` may hold rows from
-    `first` on of a map of `of` rows.
+    """Rows start…stop of (Q, h, w) scaled to the target as `F.interpolate` (bilinear) does.
+
+    The values may be rows from `first` on of a map that has `of` of them.
     """
     height, width = target
     low, high, part = _neighbours(of or values.shape[1], height, start, stop)
