@@ -20,7 +20,7 @@ from selectivit.swap.maps import available_memory
 from selectivit.swap.sites import unwrap
 
 if TYPE_CHECKING:
-    from PIL import Image
+    from selectivit.data.images import LoadedImage
 
 BACKGROUND = "background"
 WINDOWS_AT_ONCE = 8
@@ -129,9 +129,9 @@ class OpenVocabularySegmenter:
 
         read = as_picture(image)
         target = (read.image.height, read.image.width)
-        pixels, notes = self._ready(read.image)
+        pixels, notes = self._ready(read)
         wanted = self._resolution(scores, target, tuple(pixels.shape[-2:]))
-        rows, size = self._cosines(pixels, read.image)
+        rows, size = self._cosines(pixels, read)
         return Segmentation(
             self._index_map(rows, size, target),
             tuple(label.name for label in self.labels),
@@ -151,12 +151,13 @@ class OpenVocabularySegmenter:
         bound = {} if preset.window is None else {"max_patches": WINDOW_PATCHES}
         return {"patch_size": expected.patch_size, "size": size, **bound}
 
-    def _ready(self, picture: Image.Image) -> tuple[Tensor, tuple[str, ...]]:
+    def _ready(self, read: LoadedImage) -> tuple[Tensor, tuple[str, ...]]:
         """The picture as the tower takes it, (3, H, W), on the tower's device."""
         from selectivit.data.transforms import target_size, to_tensor
 
-        pixels = to_tensor(picture, mean=self._expected.mean, std=self._expected.std, **self._fit())
-        return pixels.to(next(self.tower.module.parameters()).device), target_size(picture.size, **self._fit()).notes
+        pixels = to_tensor(read.image, mean=self._expected.mean, std=self._expected.std, **self._fit())
+        notes = target_size(read.image.size, **self._fit()).notes
+        return pixels.to(next(self.tower.module.parameters()).device), notes
 
     def _resolution(
         self, scores: str | tuple[int, int], target: tuple[int, int], size: tuple[int, ...]
@@ -169,7 +170,7 @@ class OpenVocabularySegmenter:
         _check_memory(4 * len(self.labels) * wanted[0] * wanted[1], f"scores of {len(self.labels)} classes at {wanted}")
         return wanted[0], wanted[1]
 
-    def _cosines(self, pixels: Tensor, picture: Image.Image) -> tuple[Rows, tuple[int, int]]:
+    def _cosines(self, pixels: Tensor, read: LoadedImage) -> tuple[Rows, tuple[int, int]]:
         """Cosines between pixels and words over the scaled picture, row by row, and its size."""
         size, preset = (pixels.shape[1], pixels.shape[2]), self.preset
         parts: list[tuple[Window, Tensor]] = []
@@ -185,14 +186,14 @@ class OpenVocabularySegmenter:
             cosines = torch.einsum("qe,behw->bqhw", texts, found)
             parts += zip(some, cosines, strict=True)
         rows = averaged(parts, size[1])
-        return (self._refined(rows, size, picture) if self.refine else rows), size
+        return (self._refined(rows, size, read) if self.refine else rows), size
 
-    def _refined(self, rows: Rows, size: tuple[int, int], picture: Image.Image) -> Rows:
+    def _refined(self, rows: Rows, size: tuple[int, int], read: LoadedImage) -> Rows:
         from selectivit.data.transforms import to_picture
 
         _check_memory(8 * len(self._classes) * size[0] * size[1], f"refining {len(self._classes)} maps at {size}")
         maps = rows(0, size[0])
-        shown = torch.from_numpy(to_picture(picture, **self._fit())).permute(2, 0, 1).to(maps) / 255
+        shown = torch.from_numpy(to_picture(read.image, **self._fit())).permute(2, 0, 1).to(maps) / 255
         return whole(refine(maps, shown))
 
     def _scale(self) -> float:

@@ -39,7 +39,7 @@ def palette(count: int, *, has_background: bool = False) -> Tensor:
         >>> palette(3, has_background=True)[0].tolist()
         [0, 0, 0]
     """
-    colours = [BACKGROUND_COLOUR] if has_background else []
+    colours: list[tuple[int, int, int]] = [BACKGROUND_COLOUR] if has_background else []
     for i in range(count - len(colours)):
         # The golden ratio's multiples spread over the circle of hues; brightness and saturation change more slowly.
         hue, value, saturation = i * 0.61803399 % 1, (0.95, 0.7, 0.82)[i // 3 % 3], (0.85, 0.6)[i // 9 % 2]
@@ -110,7 +110,7 @@ def overlay_png(
     blended = _blend(*_shrunk(photo, index_map), colours, opacity, has_background)
     with warnings.catch_warnings():  # a script without a font is shown as boxes: the legend's numbers still say which
         warnings.filterwarnings("ignore", message=r".*[Gg]lyph.*missing", category=UserWarning)
-        return to_png(_figure(blended, shares, names, colours, title))
+        return to_png(_figure(blended, shares, names, colours, has_background, title))
 
 
 def _shrunk(photo: Tensor, index_map: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,17 +137,19 @@ def _blend(photo: Tensor, index_map: Tensor, colours: Tensor, opacity: float, ha
     return torch.where(edge[..., None], 1.0, mixed).clamp(0, 1)
 
 
-def _figure(blended: Tensor, shares: Tensor, names: Sequence[str], colours: Tensor, title: str) -> Figure:
+def _figure(
+    blended: Tensor, shares: Tensor, names: Sequence[str], colours: Tensor, has_background: bool, title: str
+) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     height, width = blended.shape[:2]
     side = 8.0  # inches of the photo's longer side
     high, wide = (max(1.2, side * part / max(height, width)) for part in (height, width))
-    order = [i for i in shares.argsort(descending=True, stable=True).tolist() if shares[i] > 0]
+    order = [int(i) for i in shares.argsort(descending=True, stable=True) if shares[i] > 0]
     listed = order[:LISTED]
     tall = max(high, 0.27 * (len(listed) + (len(order) > LISTED)) + 0.3)
-    legend_wide = 0.9 + 0.105 * max(len(_short(names[i])) + 12 for i in listed)
+    legend_wide = 0.9 + 0.09 * max(len(_short(names[i])) + 12 for i in listed)
     figure = Figure(figsize=(wide + legend_wide + 0.3, tall + 0.6), dpi=130)
     whole_wide, whole_tall = figure.get_size_inches()
     photo_place = (0.15 / whole_wide, (whole_tall - 0.45 - high) / whole_tall, wide / whole_wide, high / whole_tall)
@@ -157,7 +159,11 @@ def _figure(blended: Tensor, shares: Tensor, names: Sequence[str], colours: Tens
     fonts = _fonts()
     if title:
         axes.set_title(title, fontsize=11, loc="left", fontfamily=fonts, parse_math=False)
-    handles = [Patch(facecolor=(colours[i] / 255.0).tolist(), edgecolor="0.4") for i in listed]
+    seen = colours / 255.0
+    if has_background:
+        seen[0] = 0.8  # as pale as the photo is there
+    red, green, blue = seen.T.tolist()
+    handles = [Patch(facecolor=(red[i], green[i], blue[i]), edgecolor="0.4") for i in listed]
     # A share that rounds to nothing is still there: say so.
     texts = [f"{i}  {_short(names[i])}  {_percent(shares[i].item())}" for i in listed]
     if len(order) > LISTED:
