@@ -235,6 +235,8 @@ def _load(
     if not isinstance(clip, (tuple, list)) or len(clip) != 2 or not isinstance(clip[0], nn.Module):
         raise ValueError(f"expected the name of a CLIP or a pair (model, tokenizer), got {type(clip).__name__}")
     model, tokenizer = clip
+    if model.training:
+        raise ValueError("the model is in training mode, where dropout makes every result another: call model.eval()")
     if not callable(tokenizer):
         raise ValueError(f"expected a tokenizer beside the model, got {type(tokenizer).__name__}")
     return model if device is None else model.to(device), tokenizer

@@ -81,6 +81,8 @@ def enter(tower: Tower, images: Tensor, last: int) -> Entry:
             raise
     finally:
         handle.remove()
+    if not caught:
+        raise RuntimeError(f"the tower's forward never reached its block {place}")
     args, kwargs = caught[0]
     kwargs = dict(kwargs)
     tokens = args[0] if args else kwargs.pop("hidden_states")
