@@ -128,7 +128,7 @@ def text_features(model: nn.Module, tokenizer: Any, words: Sequence[str], templa
         (words, E) float32, on the model's device.
 
     Raises:
-        ValueError: a tokenizer of another model, or words that it cannot tell apart.
+        ValueError: a tokenizer of another model.
     """
     whole: Any = unwrap(model)
     state, kept = _state(whole), _CACHE.get(whole)
@@ -144,9 +144,7 @@ def text_features(model: nn.Module, tokenizer: Any, words: Sequence[str], templa
             features = host_of(whole).encode_text(whole, tokenizer, prompts).float()
         means = F.normalize(F.normalize(features, dim=-1).unflatten(0, (len(some), -1)).mean(1), dim=-1)
         kept.features.update({(templates, word): mean for word, mean in zip(some, means, strict=True)})
-    found = torch.stack([kept.features[templates, word] for word in words])
-    _check_different(found, words)
-    return found
+    return torch.stack([kept.features[templates, word] for word in words])
 
 
 def _state(model: nn.Module) -> tuple[Any, ...]:
@@ -156,7 +154,19 @@ def _state(model: nn.Module) -> tuple[Any, ...]:
     return versions, [(id(p), p.data_ptr()) for p in parameters], parameters[0].dtype, parameters[0].device
 
 
-def _check_different(features: Tensor, words: Sequence[str]) -> None:
+def check_different(features: Tensor, words: Sequence[str]) -> None:
+    """Refuse features that say nothing, or the same of two words.
+
+    Args:
+        features: (words, E), unit vectors.
+        words: what they are of.
+
+    Raises:
+        ValueError: NaN or infinity, or words that the tokenizer cannot tell apart.
+
+    Example:
+        >>> check_different(torch.eye(2), ["cat", "dog"])
+    """
     if not features.isfinite().all():
         raise ValueError("the text tower gives NaN or infinite features: check the model's weights and dtype")
     alike = (features @ features.T).triu(1) > 1 - 1e-6

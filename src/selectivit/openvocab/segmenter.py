@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from selectivit.openvocab.dense import dense_tokens, image_tower
 from selectivit.openvocab.presets import Preset, find_preset
-from selectivit.openvocab.prompts import Label, find_templates, parse_labels, text_features
+from selectivit.openvocab.prompts import Label, check_different, find_templates, parse_labels, text_features
 from selectivit.openvocab.refine import refine
 from selectivit.openvocab.windows import Rows, Window, averaged, blocks, sliding_windows, whole
 from selectivit.swap.maps import available_memory
@@ -106,7 +106,7 @@ class OpenVocabularySegmenter:
                     f"window and stride must be multiples of the patch ({self._expected.patch_size} px), got "
                     f"{self.preset.window} and {self.preset.stride}"
                 )
-        self._texts()  # so that what is wrong with the labels is said now
+        check_different(self._texts(), [word for label in self.labels for word in label.words])
 
     @torch.no_grad()
     def __call__(self, image: Any, *, scores: str | tuple[int, int] = "patches") -> Segmentation:

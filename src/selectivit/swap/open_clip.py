@@ -155,6 +155,11 @@ def has_text(model: Any) -> bool:
     return callable(getattr(model, "encode_text", None)) and hasattr(model, "visual")
 
 
+def encode_image(model: Any, images: Tensor) -> Tensor:
+    """Images to the shared space, (B, E), by the model itself."""
+    return model.encode_image(images)
+
+
 def encode_text(model: Any, tokenizer: Any, texts: Sequence[str]) -> Tensor:
     """Texts to the shared space, (T, E)."""
     ids = tokenizer(list(texts))

@@ -257,6 +257,14 @@ def has_text(model: Any) -> bool:
     return hasattr(model, "get_text_features") and hasattr(model, "text_model")
 
 
+def encode_image(model: Any, images: Tensor) -> Tensor:
+    """Images to the shared space, (B, E), by the model itself."""
+    kind, patch = type(model.vision_model).__name__, _side(model.vision_model.config.patch_size)
+    inputs = _inputs(kind, images, patch, (images.shape[-2] // patch, images.shape[-1] // patch))
+    found = model.get_image_features(**inputs)
+    return getattr(found, "pooler_output", found)
+
+
 def encode_text(model: Any, tokenizer: Any, texts: Sequence[str]) -> Tensor:
     """Texts to the shared space, (T, E); padded to the model's length, as SigLIP was trained and CLIP does not mind."""
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
