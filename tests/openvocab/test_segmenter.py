@@ -324,6 +324,22 @@ def test_peak_memory_does_not_grow_with_the_picture(clip, monkeypatch):
     assert max(sizes) <= 50_000 and len(sizes) > 100
 
 
+def test_the_page_lists_the_presets_as_they_are(request):
+    page = (request.config.rootpath / "docs" / "openvocab.md").read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    for name, preset in PRESETS.items():
+        short = name.removeprefix("entmax") if name.startswith("entmax") and name != "entmax-qk" else name
+        row = next(cells for cells in rows if f"`{short}`" in cells[0])
+        around = "whole" if preset.window is None else f"{preset.window}/{preset.stride}"
+        assert row[3] == f"{preset.size}; {around}"
+        scale = "the model's" if preset.logit_scale is None else f"{preset.logit_scale:g}"
+        threshold = "none" if preset.threshold is None else f"{preset.threshold:g}"
+        assert row[4] == f"{scale}; {threshold}"
+        assert row[5] == ("80" if preset.templates == "imagenet80" else '"a photo of a {}."')
+        dropped = not preset.residual and not preset.ffn
+        assert dropped == ("both dropped" in row[2])
+
+
 def test_presets_have_sources_and_settings_as_published():
     assert all(preset.source for preset in PRESETS.values())
     sclip, clear, near = PRESETS["sclip"], PRESETS["clearclip"], PRESETS["naclip"]

@@ -36,7 +36,12 @@ class SegmentOptions:
 
     labels: str | None = option(None, "WORDS", "classes with commas between, synonyms with bars: road,car|truck,sky")
     labels_file: str | None = option(None, "FILE", "a text file with a class a line, synonyms with bars between")
-    preset: str = option("entmax-qq", "NAME", "how CLIP is read: see docs/openvocab.md, or give a wrong name")
+    preset: str = option(
+        "entmax-qq",
+        "NAME",
+        "how CLIP is read: clip, maskclip, sclip, clearclip, naclip, gem, selectivit, or entmax- with qk, qq, kk, vv, "
+        "qq+kk or qq+kk+vv",
+    )
     templates: str | None = option(
         None, "NAME", "prompts around the words: imagenet80, imagenet7, photo or none; default: the preset's"
     )
