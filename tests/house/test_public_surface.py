@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[2]
 SURFACE = {
     "Calibration",
     "Features",
+    "OpenVocabularySegmenter",
+    "Segmentation",
     "Swap",
     "__version__",
     "attention_maps",

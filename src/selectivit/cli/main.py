@@ -8,10 +8,10 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from selectivit.cli import compare, doctor, features, models
+from selectivit.cli import compare, doctor, features, models, segment
 from selectivit.cli.memory import ADVICE, out_of_memory
 
-COMMANDS = {"doctor": doctor, "models": models, "features": features, "compare": compare}
+COMMANDS = {"doctor": doctor, "models": models, "features": features, "compare": compare, "segment": segment}
 """Name -> module with HELP, add_arguments(parser) and run(options) -> exit status."""
 
 DONE, SOME_SKIPPED, NOTHING_DONE, FAULT, INTERRUPTED = 0, 1, 2, 70, 130
