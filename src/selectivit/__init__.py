@@ -8,6 +8,7 @@ from selectivit.data.load import load_image
 from selectivit.features import Features, features, preprocessing
 from selectivit.models.create import create_model
 from selectivit.models.weights import list_models, load_model
+from selectivit.openvocab.segmenter import OpenVocabularySegmenter, Segmentation
 from selectivit.ops.attention import entmax_attention
 from selectivit.ops.core_attention import core_attention
 from selectivit.ops.entmax import entmax, entmax15, sparsemax
@@ -22,6 +23,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Calibration",
     "Features",
+    "OpenVocabularySegmenter",
+    "Segmentation",
     "Swap",
     "__version__",
     "attention_maps",

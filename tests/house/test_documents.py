@@ -19,6 +19,15 @@ def python_blocks(path: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
 
 
+def small_clip(name, **_):
+    """A random CLIP of six blocks with CLIP's own tokenizer."""
+    open_clip = pytest.importorskip("open_clip")
+    torch.manual_seed(0)
+    vision = {"image_size": 64, "patch_size": 16, "width": 48, "layers": 6, "head_width": 16}
+    model = open_clip.model.CLIP(32, vision, {"width": 48, "heads": 3, "layers": 2}, quick_gelu=True)
+    return model.eval(), open_clip.get_tokenizer("ViT-B-16")
+
+
 @pytest.mark.parametrize("path", [p for p in DOCUMENTS if python_blocks(p)], ids=lambda p: p.name)
 def test_python_blocks_run(path, monkeypatch, tmp_path):
     """All blocks of a page in order in one namespace; weights and feature files are replaced by small random ones."""
@@ -36,6 +45,7 @@ def test_python_blocks_run(path, monkeypatch, tmp_path):
         return model.eval()
 
     monkeypatch.setattr(sv, "load_model", small)
+    monkeypatch.setattr("selectivit.models.clip.load_clip", small_clip)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}

@@ -38,6 +38,7 @@ HOSTS = {
     "PIL": {"data", "vis", "cli"},
     "lightning": {"train"},
     "datasets": {"data/hub_dataset.py"},
+    "triton": {f"ops/kernels/triton_{part}.py" for part in ("blocks", "forward", "backward")},
 }
 FILES = sorted(ROOT.rglob("*.py"))
 

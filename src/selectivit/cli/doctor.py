@@ -55,12 +55,12 @@ def report() -> dict[str, Any]:
         Sections by name, each a dictionary of what is there.
 
     Example:
-        >>> report()["kernels"]["Triton"]
-        'none'
+        >>> report()["kernels"]["pure PyTorch"]
+        'row tiles, on any device'
     """
     import torch
 
-    from selectivit.ops.kernels import cpu
+    from selectivit.ops.kernels import cpu, triton
 
     return {
         "versions": {
@@ -75,7 +75,11 @@ def report() -> dict[str, Any]:
             **{f"cuda:{i}": torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())},
             **({"mps": "available"} if torch.backends.mps.is_available() else {}),
         },
-        "kernels": {"pure PyTorch": "row tiles, on any device", "compiled CPU": cpu.status(), "Triton": "none"},
+        "kernels": {
+            "pure PyTorch": "row tiles, on any device",
+            "compiled CPU": cpu.status(),
+            "Triton": triton.status(),
+        },
         "can be swapped": {host: what for host, what in SWAPPABLE.items() if find_spec(host)},
         "weights": _weights(),
     }

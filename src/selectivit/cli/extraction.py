@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selectivit.cli.feature_files import Photo, file_digest, kept_record, save_photo
+from selectivit.cli.feature_files import file_digest, kept_record, save_photo
+from selectivit.cli.jobs import Outcome, Photo
 from selectivit.cli.memory import ADVICE, out_of_memory, within_memory
 from selectivit.cli.reading import ReadyPhoto, ready_photo
 from selectivit.data.writing import WriteError
@@ -17,21 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from selectivit.features import Features
-
-
-@dataclass
-class Outcome:
-    """What became of the photos.
-
-    Args:
-        done: their entries of features.json.
-        skipped: the source and the reason of those that could not be read.
-        stopped: why the work ended early.
-    """
-
-    done: list[dict[str, Any]] = field(default_factory=list)
-    skipped: list[dict[str, Any]] = field(default_factory=list)
-    stopped: str | None = None
 
 
 @dataclass(frozen=True)

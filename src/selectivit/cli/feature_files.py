@@ -6,10 +6,10 @@ import hashlib
 import io
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from selectivit.cli.jobs import Photo
 from selectivit.cli.reading import ReadyPhoto
 from selectivit.data.writing import write_atomic
 
@@ -17,33 +17,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Photo:
-    """One photo of a job.
+def targets(photo: Photo, out: Path) -> tuple[Path, Path]:
+    """Name the files that a photo's results go to.
 
     Args:
-        path: where it lies.
-        name: of its outputs, relative to the job's folder, without a suffix.
+        photo: the photo.
+        out: the job's folder.
+
+    Returns:
+        The features and the picture.
+
+    Example:
+        >>> from selectivit.cli.jobs import Photo
+        >>> [p.as_posix() for p in targets(Photo(Path("a/b.jpg"), "b"), Path("out"))]
+        ['out/b.safetensors', 'out/b.pca.png']
     """
-
-    path: Path
-    name: str
-
-    def targets(self, out: Path) -> tuple[Path, Path]:
-        """Name the files that the photo's results go to.
-
-        Args:
-            out: the job's folder.
-
-        Returns:
-            The features and the picture.
-
-        Example:
-            >>> [p.as_posix() for p in Photo(Path("a/b.jpg"), "b").targets(Path("out"))]
-            ['out/b.safetensors', 'out/b.pca.png']
-        """
-        # Never the photo's own name: a job may well write into the folder that it reads.
-        return out / f"{self.name}.safetensors", out / f"{self.name}.pca.png"
+    # Never the photo's own name: a job may well write into the folder that it reads.
+    return out / f"{photo.name}.safetensors", out / f"{photo.name}.pca.png"
 
 
 def file_digest(path: Path) -> str:
@@ -76,7 +66,7 @@ def kept_record(photo: Photo, out: Path, settings: dict[str, Any], digest: str) 
     """
     from safetensors import SafetensorError, safe_open
 
-    features, picture = photo.targets(out)
+    features, picture = targets(photo, out)
     if not (features.is_file() and picture.is_file()):
         return None
     try:
@@ -102,7 +92,7 @@ def holds_another(photo: Photo, out: Path) -> bool:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(photo.targets(out)[0], framework="pt") as file:
+        with safe_open(targets(photo, out)[0], framework="pt") as file:
             metadata = file.metadata() or {}
         if "source" not in metadata or os.path.abspath(metadata["source"]) == os.path.abspath(photo.path):
             return False
@@ -137,7 +127,7 @@ def save_photo(
     """
     import safetensors.torch
 
-    features, picture = photo.targets(out)
+    features, picture = targets(photo, out)
     record = {
         "source": str(photo.path),
         "features": features.relative_to(out).as_posix(),

@@ -7,25 +7,23 @@ processes, with the same result.
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from selectivit.cli.extraction import Extraction, Outcome
-from selectivit.cli.feature_files import Photo, holds_another
-from selectivit.cli.naming import beside_others, name_outputs
+from selectivit.cli.extraction import Extraction
+from selectivit.cli.feature_files import holds_another
+from selectivit.cli.jobs import Outcome, find_photos, merge, write_index
 from selectivit.cli.options import RunOptions, SwapOptions, add_options, option, pick_device, take
 from selectivit.cli.progress import progress
 from selectivit.cli.ranks import Ranks, torchrun_ranks
 from selectivit.cli.swapping import load_calibration, swapped, swaps
 from selectivit.data.digest import tensors_digest
-from selectivit.data.writing import WriteError, check_writable, write_json
+from selectivit.data.writing import check_writable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from selectivit.swap.calibration import Calibration
 
 HELP = "compute dense features of photos, one safetensors file and one PCA picture a photo"
+INDEX, FILES = "features.json", ("features", "picture")
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def _run(options: Namespace, ranks: Ranks) -> int:
         raise ValueError(f"expected --batch-size 1 or more, got {what.batch_size}")
     out, outcome = Path(where.out), Outcome()
     check_writable(out)
-    photos = _find(options.paths, out, outcome, first=ranks.rank == 0)
+    photos = find_photos(options.paths, outcome, partial(holds_another, out=out), first=ranks.rank == 0)
 
     import torch
 
@@ -101,42 +100,16 @@ def _run(options: Namespace, ranks: Ranks) -> int:
         except KeyboardInterrupt:
             outcome.stopped = "interrupted"
             if ranks.size == 1:
-                _write_index(out, settings, outcome, photos)
+                write_index(out / INDEX, settings, outcome, photos, FILES)
             raise
-    whole = _merge(ranks.gather(outcome), photos)
+    whole = merge(ranks.gather(outcome), photos)
     if ranks.rank == 0:
-        _write_index(out, settings, whole, photos)
+        write_index(out / INDEX, settings, whole, photos, FILES)
         kept = sum(entry["state"] == "kept" for entry in whole.done)
-        print(f"{len(whole.done)} done ({kept} kept), {len(whole.skipped)} skipped: {out / 'features.json'}")
+        print(f"{len(whole.done)} done ({kept} kept), {len(whole.skipped)} skipped: {out / INDEX}")
     # torchrun ends all processes as soon as one fails: not before the index is written.
     stopped = any(ranks.gather(whole.stopped))
     return (1 if whole.done else 2) if stopped or whole.skipped else 0
-
-
-def _find(paths: Sequence[str], out: Path, outcome: Outcome, *, first: bool) -> list[Photo]:
-    """Find the photos, in an order that all ranks agree on; what is not there is noted by the first rank alone."""
-    from selectivit.data.find import find_images
-
-    found, problems = find_images(paths)
-    if first:
-        outcome.skipped += [{"source": None, "reason": problem} for problem in problems]
-        for problem in problems:
-            print(f"skipped: {problem}", file=sys.stderr)
-    found = [image for image in found if not _is_ours(image.path)]
-    if not found:
-        raise ValueError("no photo to work on: expected image files, or folders that hold some")
-    names = name_outputs([(image.root, image.path) for image in found])
-    names = beside_others(names, lambda i, name: holds_another(Photo(found[i].path, name), out))
-    return [Photo(image.path, name) for image, name in zip(found, names, strict=True)]
-
-
-def _is_ours(path: Path) -> bool:
-    """Tell a picture that an earlier run left in the folder from a photo."""
-    companions = {".pca.png": ".safetensors", ".compare.png": ".compare.json"}
-    return any(
-        path.name.endswith(end) and path.with_name(path.name.removesuffix(end) + beside).is_file()
-        for end, beside in companions.items()
-    )
 
 
 def _settings(
@@ -159,47 +132,3 @@ def _settings(
         "attention": attention,
         "seed": where.seed,
     }
-
-
-def _merge(parts: Sequence[Outcome], photos: Sequence[Photo]) -> Outcome:
-    """Put the ranks' outcomes together in the order of the photos, whatever the order of the work."""
-    place = {str(photo.path): i for i, photo in enumerate(photos)}
-
-    def order(entry: dict[str, Any]) -> int:
-        return place.get(entry["source"], -1)
-
-    done = sorted((entry for part in parts for entry in part.done), key=order)
-    skipped = sorted((entry for part in parts for entry in part.skipped), key=order)
-    return Outcome(done, skipped, next((part.stopped for part in parts if part.stopped), None))
-
-
-def _write_index(out: Path, settings: dict[str, Any], outcome: Outcome, photos: Sequence[Photo]) -> None:
-    whole = _merge([outcome], photos)
-    earlier = _earlier(out, settings, {entry["features"] for entry in whole.done})
-    content = {"settings": settings, "photos": earlier + whole.done}
-    content |= {"skipped": whole.skipped, "stopped": whole.stopped}
-    try:
-        write_json(out / "features.json", content)
-    except WriteError as error:
-        outcome.stopped = str(error)
-        print(f"stopped: {error}", file=sys.stderr)
-
-
-def _earlier(out: Path, settings: dict[str, Any], done: set[str]) -> list[dict[str, Any]]:
-    """The entries of earlier runs into the same folder, whose files are still there and were not written anew."""
-    path = out / "features.json"
-    if not path.is_file():
-        return []
-    try:
-        index = json.loads(path.read_text())
-        entries = [entry for entry in index["photos"] if entry["features"] not in done]
-        there = [e for e in entries if (out / e["features"]).is_file() and (out / e["picture"]).is_file()]
-        theirs = {} if index["settings"] == settings else {"settings": index["settings"]}  # said where they differ
-    except (ValueError, KeyError, TypeError, AttributeError, OSError):
-        print(f"note: {path} could not be read: what earlier runs wrote is not listed in the new one", file=sys.stderr)
-        return []
-    found = [{**theirs, **entry, "state": "earlier"} for entry in there]
-    for entry in found:
-        if entry.get("settings") == settings:
-            del entry["settings"]
-    return found

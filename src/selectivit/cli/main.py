@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from selectivit.cli import budget, compare, distill, doctor, features, models
+from selectivit.cli import budget, compare, distill, doctor, features, models, segment
 from selectivit.cli.memory import ADVICE, out_of_memory
 
 COMMANDS = {
@@ -16,6 +16,7 @@ COMMANDS = {
     "models": models,
     "features": features,
     "compare": compare,
+    "segment": segment,
     "distill": distill,
     "budget": budget,
 }

@@ -13,13 +13,13 @@ from torch.autograd import forward_ad
 from . import derivatives
 from .entmax import entmax
 from .entmax_autograd import _PullbackFunctorch, working_dtype
-from .kernels import cpu
 from .tiles import (
     attention_backward,
     attention_forward,
     masked_scores,
     query_tiles,
     rows_of,
+    saved_for,
     unexpanded,
     without_hidden_keys,
 )
@@ -191,10 +191,7 @@ class _TiledGradients(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         *numbers, saved = inputs[8:]
         front = _batch_first(info, in_dims[:8], inputs[:8])
-        q, k = front[2:4]
-        if saved is not None and saved.numel() and saved.numel() != cpu.saved_bytes(q, k.shape[-2]):
-            saved = None  # laid out for attention without this dim
-        found = _TiledGradients.apply(*front, *numbers, saved)
+        found = _TiledGradients.apply(*front, *numbers, saved_for(saved, *front[2:5]))
         return found, tuple(0 if t.ndim > 1 else None for t in found)
 
 

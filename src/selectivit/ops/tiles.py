@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import derivatives
 from .entmax_autograd import working_dtype
-from .kernels import cpu
+from .kernels import cpu, triton
 from .threshold import rows_from_threshold
 
 TILE_ELEMENTS = 1 << 20  # scores in a tile over all heads: 4 MB in float32
@@ -74,13 +74,15 @@ def attention_forward(
     scale: float,
     save: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output (…, N, E), the threshold τ (…, N, 1) of every row, and with `save` what the compiled backward reads.
+    """Output (…, N, E), the threshold τ (…, N, 1) of every row, and with `save` what a kernel's backward reads.
 
     The rows of α and of the scale are (…, N, 1), or (…, 1, 1) where they hold one number for all rows of a head.
     """
-    compiled = cpu.supports(q, k, v, alpha_rows, alpha)
-    saved = q.new_empty(cpu.saved_bytes(q, k.shape[-2]) if save and compiled else 0, dtype=torch.uint8)
-    if compiled:
+    saved = _room_for_backward(q, k, v, alpha_rows, alpha, save)
+    if triton.supports(q, k, v, alpha_rows, alpha):
+        s_rows = None if scale_rows is None else scale_rows.expand(*q.shape[:-1], 1)
+        return *triton.attention(q, k, v, attn_mask, s_rows, alpha, scale, saved if save else None), saved
+    if cpu.supports(q, k, v, alpha_rows, alpha):
         found = cpu.attention(q, k, v, attn_mask, alpha_rows, scale_rows, alpha, scale, saved if save else None)
         if found is not None:
             return *found, saved
@@ -106,8 +108,26 @@ def _(
     q: Tensor, k: Tensor, v: Tensor, mask: Any, a: Any, s: Any, alpha: float, scale: float, save: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     out, tau = q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty((*q.shape[:-1], 1), dtype=working_dtype(q))
-    room = cpu.saved_bytes(q, k.shape[-2]) if save and cpu.supports(q, k, v, a, alpha) else 0
-    return out, tau, q.new_empty(room, dtype=torch.uint8)
+    return out, tau, _room_for_backward(q, k, v, a, alpha, save)
+
+
+def _room_for_backward(q: Tensor, k: Tensor, v: Tensor, alpha_rows: Any, alpha: float, save: bool) -> Tensor:
+    """A buffer for what a kernel keeps for its backward pass; empty where none serves or nothing is to be saved."""
+    size = 0
+    if save and triton.supports(q, k, v, alpha_rows, alpha):
+        size = triton.saved_bytes(q, v)
+    elif save and cpu.supports(q, k, v, alpha_rows, alpha):
+        size = cpu.saved_bytes(q, k.shape[-2])
+    return q.new_empty(size, dtype=torch.uint8)
+
+
+def saved_for(saved: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+    """`saved` where it is laid out for tensors of these shapes, else None: vmap adds a dim that it does not know."""
+    if saved is None or not saved.numel():
+        return saved
+    on_triton = triton.supports(q, k, v, None, 1.5)
+    size = triton.saved_bytes(q, v) if on_triton else cpu.saved_bytes(q, k.shape[-2])
+    return saved if saved.numel() == size else None
 
 
 def attention_backward(
@@ -126,9 +146,13 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of q, k, v, and of the mask, α's rows and the scale's rows where the three `needs` say so."""
     of_mask, of_alpha, of_scale = needs
-    if not of_mask and saved is not None and cpu.supports(q, k, v, alpha_rows, alpha):
-        numbers = (alpha, scale, saved, of_alpha, of_scale)
-        found = cpu.attention_gradients(grad, q, k, v, attn_mask, alpha_rows, scale_rows, *numbers)
+    if not of_mask and saved is not None:
+        if triton.supports(q, k, v, alpha_rows, alpha) and saved.numel():
+            return _gradients_on_triton(grad, q, k, v, attn_mask, scale_rows, alpha, scale, saved, of_scale)
+        found = None
+        if cpu.supports(q, k, v, alpha_rows, alpha):
+            numbers = (alpha, scale, saved, of_alpha, of_scale)
+            found = cpu.attention_gradients(grad, q, k, v, attn_mask, alpha_rows, scale_rows, *numbers)
         if found is not None:
             return *found[:3], None, *found[3:]
     work = working_dtype(q)
@@ -156,6 +180,25 @@ def attention_backward(
         dq[..., rows, :] = dscores @ wide_k
         dk += dscores.mT @ wide_q
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dmask, da, ds
+
+
+def _gradients_on_triton(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale_rows: Tensor | None,
+    alpha: float,
+    scale: float,
+    saved: Tensor,
+    of_scale: bool,
+) -> tuple[Tensor, Tensor, Tensor, None, None, Tensor | None]:
+    s_rows = None if scale_rows is None else scale_rows.expand(*q.shape[:-1], 1)
+    dq, dk, dv, ds = triton.attention_gradients(grad, q, k, v, mask, s_rows, alpha, scale, saved)
+    if scale_rows is None or ds is None or not of_scale:
+        return dq, dk, dv, None, None, None
+    return dq, dk, dv, None, None, ds if scale_rows.shape[-2] > 1 else ds.sum(-2, keepdim=True)
 
 
 @torch.library.custom_op("selectivit::entmax_attention_backward", mutates_args=())

@@ -1,6 +1,7 @@
 """What a swapped attention module carries, and the one call its forward makes."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,12 +41,15 @@ class Selective:
     Args:
         rule: what the module does in place of the host's softmax; None leaves the host's softmax.
         host: the name of the attention implementation that the host would have used, where hosts name one.
+        instead: called with q, k, v, the host's scale and the mask, gives (B, H, N, D) in place of the rule: for
+            attention that no rule can say, such as scores that know the patches' places.
         calls: by thread, the list that a recording of that thread appends to.
         found: what `install` changed and what it found there; empty while it is not installed.
     """
 
     rule: AttentionRule | None
     host: Any = None
+    instead: Callable[[Tensor, Tensor, Tensor, float, Tensor | None], Tensor] | None = None
     calls: dict[int, list[Call]] = field(default_factory=dict)
     found: tuple[tuple[Any, Any], ...] = ()
 
@@ -87,6 +91,8 @@ def attend(
     if attn_mask is not None and attn_mask.is_floating_point():
         attn_mask = attn_mask.to(q.dtype)
     note(state, q, k, v, scale, attn_mask)
+    if state.instead is not None:
+        return state.instead(q, k, v, scale, attn_mask)
     return selective_attention(q, k, v, state.rule or SOFTMAX, scale=scale, attn_mask=attn_mask, dropout_p=dropout_p)
 
 

@@ -1,15 +1,16 @@
 """open_clip: its own `Attention`, and tokens of its image towers; timm towers go the way of timm."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from open_clip.timm_model import TimmModel
-from open_clip.transformer import Attention, VisionTransformer
+from open_clip.transformer import Attention, CustomResidualAttentionBlock, ResidualAttentionBlock, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from selectivit.swap.attend import attend
-from selectivit.swap.sites import Edit, Preprocessing, Site, Tokens
+from selectivit.swap.sites import Edit, Halves, Preprocessing, Site, Tokens
 from selectivit.swap.tap import pick_block, resize_positions, shadow, tap
 
 OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -103,3 +104,72 @@ def preprocessing(tower: Any) -> Preprocessing:
         raise ValueError(f"expected square patches, got {patch_h} x {patch_w}")
     mean, std = config.get("mean") or OPENAI_MEAN, config.get("std") or OPENAI_STD
     return Preprocessing(tuple(mean), tuple(std), patch_h, tuple(tower.image_size))
+
+
+def halves(block: Any, attn_mask: Tensor | None = None, **more: Any) -> Halves:
+    """The halves of a block of an image tower; the arguments are those of its forward.
+
+    Raises:
+        ValueError: a block of another kind.
+    """
+    if isinstance(block, ResidualAttentionBlock):
+        return Halves(
+            norm=block.ln_1,
+            attention=lambda x: block.ls_1(block.attention(q_x=x, attn_mask=attn_mask)),
+            ffn=lambda x: block.ls_2(block.mlp(block.ln_2(x))),
+        )
+    if isinstance(block, CustomResidualAttentionBlock):
+        return Halves(
+            norm=block.ln_1,
+            attention=lambda x: block.ls_1(block.ln_attn(block.attn(x, attn_mask=attn_mask))),
+            ffn=lambda x: block.ls_2(block.mlp(block.ln_2(x))),
+        )
+    from selectivit.swap import timm
+
+    return timm.halves(block, attn_mask=attn_mask, **more)
+
+
+def align(model: Any, tower: Any, tokens: Tensor) -> Tensor:
+    """Tokens of the last block (B, L, C) to the space that images and texts share, (B, L, E), each on its own.
+
+    Raises:
+        ValueError: a tower whose pooling has no meaning for a single token.
+    """
+    if isinstance(tower, TimmModel):
+        from selectivit.swap import timm
+
+        if hasattr(tower.head, "pool"):
+            raise ValueError("the tower pools all places together before it projects: its patches have no text space")
+        return tower.head(timm.align(tower.trunk, tokens))
+    if tower.attn_pool is not None:
+        raise ValueError(
+            "the tower ends in an attentional pooler (CoCa), whose queries were trained for captions: no published way "
+            "leads from its patch tokens to the space of texts"
+        )
+    tokens = tower.ln_post(tokens)
+    return tokens if tower.proj is None else tokens @ tower.proj
+
+
+def has_text(model: Any) -> bool:
+    """Whether a model embeds images and texts in one space."""
+    return callable(getattr(model, "encode_text", None)) and hasattr(model, "visual")
+
+
+def encode_image(model: Any, images: Tensor) -> Tensor:
+    """Images to the shared space, (B, E), by the model itself."""
+    return model.encode_image(images)
+
+
+def encode_text(model: Any, tokenizer: Any, texts: Sequence[str]) -> Tensor:
+    """Texts to the shared space, (T, E)."""
+    ids = tokenizer(list(texts))
+    if not isinstance(ids, Tensor):
+        raise ValueError(
+            f"expected a tokenizer that gives a tensor (texts, context length), as open_clip.get_tokenizer does, got "
+            f"{type(ids).__name__}"
+        )
+    ids = ids.to(next(model.parameters()).device)
+    size = getattr(model, "vocab_size", None)
+    if size is not None and ids.max() >= size:
+        raise ValueError(f"the tokenizer gives token {ids.max()}, the text tower knows {size}: it is another model's")
+    return model.encode_text(ids)

@@ -3,7 +3,7 @@
 import importlib
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -73,6 +73,21 @@ class Tokens:
     has_cls: bool
     num_registers: int
     grid: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The two halves of a transformer block, each as what it adds to the tokens (B, L, C).
+
+    Args:
+        norm: what the attention half does first; nothing in blocks that norm afterwards.
+        attention: takes what `norm` gives, and gives what the attention half adds.
+        ffn: takes the tokens, and gives what the feed-forward half adds.
+    """
+
+    norm: Callable[[Tensor], Tensor]
+    attention: Callable[[Tensor], Tensor]
+    ffn: Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ import torch
 from timm.layers.attention import Attention, AttentionRope
 from timm.layers.patch_embed import PatchEmbed
 from timm.layers.pos_embed_sincos import apply_rot_embed_cat
-from timm.models.eva import Eva, EvaAttention
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.eva import Eva, EvaAttention, EvaBlock, EvaBlockPostNorm
+from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from selectivit.swap.attend import attend
-from selectivit.swap.sites import Edit, Preprocessing, Site, Tokens
+from selectivit.swap.sites import Edit, Halves, Preprocessing, Site, Tokens
 from selectivit.swap.tap import pick_block, shadow, tap
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -175,6 +175,57 @@ def preprocessing(tower: Any) -> Preprocessing:
     mean, std = config.get("mean") or IMAGENET_MEAN, config.get("std") or IMAGENET_STD
     height, width = tower.patch_embed.img_size or config.get("input_size", (3, 224, 224))[1:]
     return Preprocessing(tuple(mean), tuple(std), patch_h, (height, width))
+
+
+def halves(block: Any, **given: Any) -> Halves:
+    """The halves of a block; the arguments are those of its forward.
+
+    Raises:
+        ValueError: a block whose halves cannot be told apart.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    if isinstance(block, Block):
+        return Halves(
+            norm=block.norm1,
+            attention=lambda x: block.drop_path1(block.ls1(block.attn(x, **given))),
+            ffn=lambda x: block.drop_path2(block.ls2(block.mlp(block.norm2(x)))),
+        )
+    if isinstance(block, (ResPostBlock, EvaBlockPostNorm)):
+        return Halves(
+            norm=lambda x: x,
+            attention=lambda x: block.drop_path1(block.norm1(block.attn(x, **given))),
+            ffn=lambda x: block.drop_path2(block.norm2(block.mlp(x))),
+        )
+    if isinstance(block, EvaBlock):
+        return Halves(
+            norm=block.norm1,
+            attention=lambda x: block.drop_path1(_scaled(block.gamma_1, block.attn(x, **given))),
+            ffn=lambda x: block.drop_path2(_scaled(block.gamma_2, block.mlp(block.norm2(x)))),
+        )
+    raise ValueError(f"the attention and the FFN of timm's {type(block).__name__} cannot be told apart")
+
+
+def _scaled(gamma: Tensor | None, x: Tensor) -> Tensor:
+    return x if gamma is None else gamma * x
+
+
+def align(tower: Any, tokens: Tensor) -> Tensor:
+    """Tokens of the last block (B, L, C) as the model's head gives them, each on its own: (B, L, E).
+
+    An attention pool is given one token at a time: a single key gets all of its attention, so that what is left of it
+    are the value and output projections and the MLP.
+
+    Raises:
+        ValueError: an attention pool with positions of its own, to which one token says nothing.
+    """
+    tokens = tower.norm(tokens)
+    pool = getattr(tower, "attn_pool", None)
+    if pool is not None:
+        if getattr(pool, "pos_embed", None) is not None:
+            raise ValueError("the attention pool has positions of its own: it cannot be given one token at a time")
+        batch, length, _ = tokens.shape
+        tokens = pool(tokens.reshape(batch * length, 1, -1)).unflatten(0, (batch, length))
+    return tower.head(tower.head_drop(tower.fc_norm(tokens)))
 
 
 def _check_family(tower: nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from selectivit.ops.selective import attention_weights
 from selectivit.swap.attend import STATE, attend, note, state_of
-from selectivit.swap.sites import Edit, Preprocessing, Site, Tokens
+from selectivit.swap.sites import Edit, Halves, Preprocessing, Site, Tokens
 from selectivit.swap.tap import pick_block, tap
 
 NAME = "selectivit"
@@ -80,7 +80,9 @@ def selective_forward(
         )
     out = attend(module, query, key, value, scale=scale, attn_mask=mask, dropout_p=dropout)
     weights = None
-    if state.host == "eager":  # output_attentions counts on every layer's weights: one missing shifts the others
+    if (
+        state.host == "eager" and state.instead is None
+    ):  # output_attentions counts on every layer's weights: one missing shifts the others
         weights = attention_weights(query, key, value, state.rule, scale=scale, attn_mask=mask).to(query.dtype)
     return out.transpose(1, 2).contiguous(), weights
 
@@ -211,6 +213,72 @@ def preprocessing(tower: Any) -> Preprocessing:
         size = int(config.num_patches**0.5) * patch
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
     return Preprocessing(mean, std, patch, (height, width))
+
+
+def halves(block: Any, mask: Tensor | None = None, **more: Any) -> Halves:
+    """The halves of an encoder layer of CLIP, SigLIP or SigLIP 2; the arguments are those of its forward.
+
+    Raises:
+        ValueError: a layer of another kind.
+    """
+    if not all(hasattr(block, name) for name in ("layer_norm1", "self_attn", "layer_norm2", "mlp")):
+        raise ValueError(f"expected an encoder layer of CLIP, SigLIP or SigLIP 2, got {type(block).__name__}")
+    more = {"attention_mask": mask} | more
+    return Halves(
+        norm=block.layer_norm1,
+        attention=lambda x: block.self_attn(hidden_states=x, **more)[0],
+        ffn=lambda x: block.mlp(block.layer_norm2(x)),
+    )
+
+
+def align(model: Any, tower: Any, tokens: Tensor) -> Tensor:
+    """Tokens of the last block (B, L, C) to the space that images and texts share, (B, L, E), each on its own.
+
+    SigLIP's pooling head is given one token at a time: a single key gets all of its attention, so that what is left of
+    it are the value and output projections and the MLP.
+
+    Raises:
+        ValueError: a model without a text tower, or without the layers that lead to the shared space.
+    """
+    tokens = tower.post_layernorm(tokens)
+    if hasattr(model, "visual_projection"):
+        return model.visual_projection(tokens)
+    if getattr(tower, "head", None) is None:
+        raise ValueError(
+            f"{type(model).__name__} has neither a visual projection nor a pooling head: its patches and its texts "
+            "share no space"
+        )
+    batch, length, _ = tokens.shape
+    return tower.head(tokens.reshape(batch * length, 1, -1)).unflatten(0, (batch, length))
+
+
+def has_text(model: Any) -> bool:
+    """Whether a model embeds images and texts in one space."""
+    return hasattr(model, "get_text_features") and hasattr(model, "text_model")
+
+
+def encode_image(model: Any, images: Tensor) -> Tensor:
+    """Images to the shared space, (B, E), by the model itself."""
+    kind, patch = type(model.vision_model).__name__, _side(model.vision_model.config.patch_size)
+    inputs = _inputs(kind, images, patch, (images.shape[-2] // patch, images.shape[-1] // patch))
+    found = model.get_image_features(**inputs)
+    return getattr(found, "pooler_output", found)
+
+
+def encode_text(model: Any, tokenizer: Any, texts: Sequence[str]) -> Tensor:
+    """Texts to the shared space, (T, E); padded to the model's length, as SigLIP was trained and CLIP does not mind."""
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
+    length = model.config.text_config.max_position_embeddings
+    tokens = tokenizer(list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+    ids = tokens["input_ids"].to(next(model.parameters()).device)
+    _check_vocabulary(ids, model.config.text_config.vocab_size)
+    found = model.get_text_features(input_ids=ids)
+    return getattr(found, "pooler_output", found)
+
+
+def _check_vocabulary(ids: Tensor, size: int) -> None:
+    if ids.max() >= size:
+        raise ValueError(f"the tokenizer gives token {ids.max()}, the text tower knows {size}: it is another model's")
 
 
 def _side(patch_size: Any) -> int:

@@ -1,0 +1,79 @@
+"""The loop over photos to segment: read, segment, write; one bad photo stops none of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from selectivit.cli.feature_files import file_digest
+from selectivit.cli.jobs import Outcome, Photo
+from selectivit.cli.memory import ADVICE, within_memory
+from selectivit.cli.segment_files import kept_entry, save_segmentation
+from selectivit.data.writing import WriteError
+
+if TYPE_CHECKING:
+    from selectivit.openvocab.segmenter import OpenVocabularySegmenter
+
+
+@dataclass(frozen=True)
+class SegmentationJob:
+    """How one job turns photos into files.
+
+    Args:
+        segmenter: with its labels and preset.
+        out: the job's folder.
+        settings: all that the result depends on beside the photo.
+        outcome: filled as the work goes on, so that an interruption finds it.
+        tell: called with a line to print, or None, after each photo.
+    """
+
+    segmenter: OpenVocabularySegmenter
+    out: Path
+    settings: dict[str, Any]
+    outcome: Outcome
+    tell: Callable[[str | None], None]
+
+    def run(self, photos: Iterable[Photo]) -> None:
+        """Work through the photos.
+
+        Args:
+            photos: in the order of reading.
+        """
+        from selectivit.data.images import ImageError
+
+        for photo in photos:
+            try:
+                entry = within_memory(partial(self._segment, photo))
+            except WriteError as error:  # the next photo would meet the same full disk
+                self.outcome.stopped = str(error)
+                self.tell(f"stopped: {error}")
+                return
+            except (ImageError, OSError) as error:
+                self._skip(photo, str(error))
+                continue
+            if entry is None:
+                self._skip(photo, f"{photo.path}: not enough memory to segment it: {ADVICE}")
+            else:
+                self.outcome.done.append(entry)
+                self.tell(None)
+
+    def _skip(self, photo: Photo, reason: str) -> None:
+        self.outcome.skipped.append({"source": str(photo.path), "reason": reason})
+        self.tell(f"skipped: {reason}")
+
+    def _segment(self, photo: Photo) -> dict[str, Any]:
+        from dataclasses import replace
+
+        from selectivit.data.images import read_image
+
+        digest = file_digest(photo.path)
+        entry = kept_entry(photo, self.out, self.settings, digest)
+        if entry is not None:
+            return entry
+        read = read_image(photo.path)
+        found = self.segmenter(read.image)
+        found = replace(found, notes=(*read.notes, *found.notes))
+        return save_segmentation(photo, self.out, self.settings, digest, found, read.image)

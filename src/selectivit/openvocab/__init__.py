@@ -1,0 +1,1 @@
+"""Open-vocabulary segmentation with a frozen CLIP, without training."""
