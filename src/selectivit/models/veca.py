@@ -207,7 +207,7 @@ class Veca(nn.Module):
     def _block_index(self, layer: Any) -> int:
         depth = self.config.depth
         whole = isinstance(layer, numbers.Integral) and not isinstance(layer, bool)
-        if not (whole and -depth <= layer < depth):
+        if not whole or not -depth <= int(layer) < depth:
             raise ValueError(f"this model has {depth} blocks, 0 to {depth - 1}, or negatives: got {layer!r}")
         return int(layer) % depth
 
