@@ -248,7 +248,28 @@ def test_what_is_refused():
         model(images().double())
     with pytest.raises(ValueError, match="3 blocks, 0 to 2, or negatives: got 3"):
         model(images(), maps=(3,))
+    with pytest.raises(TypeError, match=r"sequence of blocks as maps, got -1: give \(-1,\)"):
+        model(images(), maps=-1)
+    for budget in (2.0, "3"):
+        with pytest.raises(TypeError, match=f"whole number of cores as the budget, got {budget!r}"):
+            model(images(), budget)
+    with pytest.raises(TypeError, match=r"images as a tensor .*, got ndarray"):
+        model(images().numpy())
+    with pytest.raises(ValueError, match="images are on meta, the model on cpu"):
+        model(images().to("meta"))
+    for dtype in (torch.uint8, torch.float64):
+        with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match=f"float32, got {dtype}: convert"):
+            model(images().to(dtype))
     for changes, text in (
+        ({"num_cores": 2.5}, "expected num_cores as a whole number, got 2.5"),
+        ({"depth": "3"}, "expected depth as a whole number, got '3'"),
+        ({"attention": True}, "attention as a name or a number, got True"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            VecaConfig(**{**SMALL.__dict__, **changes})
+    for changes, text in (
+        ({"out_dim": 0}, "expected out_dim of at least 1, got 0"),
+        ({"coord_shift": float("nan")}, "coord_shift >= 0"),
         ({"num_cores": 0}, "expected num_cores of at least 1, got 0"),
         ({"coord_scale": 0.5}, "coord_scale >= 1"),
         ({"num_heads": 3}, "divides dim 32, got 3"),
@@ -256,6 +277,18 @@ def test_what_is_refused():
     ):
         with pytest.raises(ValueError, match=text):
             Veca(VecaConfig(**{**SMALL.__dict__, **changes}))
+
+
+def test_exported_at_any_batch_and_size():
+    model, x = small(out_dim=8), images()
+    batch, height, width = torch.export.Dim("b", min=2), torch.export.Dim("h", min=2), torch.export.Dim("w", min=2)
+    sizes = ({0: batch, 2: 8 * height, 3: 8 * width},)
+    program = torch.export.export(model, (x,), {"num_cores": 5, "maps": (1,)}, dynamic_shapes=(*sizes, None, (None,)))
+    other = images(3, 24, 40)
+    found, expected = program.module()(other, num_cores=5, maps=(1,)), model(other, 5, maps=(1,))
+    torch.testing.assert_close(tokens(found), tokens(expected))
+    torch.testing.assert_close(found.core_maps[0], expected.core_maps[0])
+    assert found.projected_cls.shape == (3, 8) and found.core_coords.shape == (3, 3, 5, 2)
 
 
 # --- create_model ------------------------------------------------------------------------------------------------

@@ -113,8 +113,22 @@ def test_public_checkpoints_that_do_not_fit(model, tmp_path):
     refused(WeightsError, r"coord_steps \(5,\) in place of \(1,\)", pos_alpha=torch.zeros(5))
     refused(ValueError, "is this a checkpoint of VECA", without=state, **{"blocks.0.mlp.fc3.weight": torch.zeros(1)})
     refused(ValueError, "it lacks what we call", without=state)
-    with pytest.raises(WeightsError, match="there is no file"):
+    refused(ValueError, r"patch_embed.weight with 4 dims, got \(4,\)", **{"patch_embed.proj.weight": torch.zeros(4)})
+    with pytest.raises(ValueError, match=r"does not have \(1\): is this"):
+        Veca.from_official({1: torch.zeros(2)})
+    with pytest.raises(WeightsError, match=r"none.pt is no file"):
         Veca.from_official(tmp_path / "none.pt")
+    with pytest.raises(WeightsError, match="is a folder, expected a file"):
+        Veca.from_official(tmp_path)
+    for held in (torch.ones(3), [1, 2]):
+        torch.save(held, tmp_path / "other.pt")
+        with pytest.raises(
+            WeightsError, match=f"expected a state dict in .*other.pt, it holds a {type(held).__name__}"
+        ):
+            Veca.from_official(tmp_path / "other.pt")
+    (tmp_path / "empty.pt").touch()
+    with pytest.raises(WeightsError, match=r"damaged or of another format \(EOFError"):
+        Veca.from_official(tmp_path / "empty.pt")
     (tmp_path / "damaged.safetensors").write_bytes(b"no tensors")
     with pytest.raises(WeightsError, match="cannot read"):
         Veca.from_official(tmp_path / "damaged.safetensors")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
@@ -102,6 +104,51 @@ def test_bfloat16_and_autocast(normalizer):
     assert half.dtype == cast.dtype == torch.bfloat16
     for found in (half, cast):
         close(found.double(), expected, 2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cores", [1, 5, 16])
+def test_training_in_half_precision_writes_small_scores_out(monkeypatch, dtype, cores):
+    """No fused kernel, whose backward is slow on CPU: also of a copied rule, also under autocast."""
+    monkeypatch.setattr(F, "scaled_dot_product_attention", None)
+    half = [draw(2, 3, 24, 16, seed=i).to(dtype).requires_grad_() for i in range(3)]
+    exact = [t.detach().double().requires_grad_() for t in half]
+    mask, weights = core_mask(cores, 24), draw(2, 3, 24, 16, seed=5).to(dtype)
+    expected = (exact[0] @ exact[1].mT * 0.4).masked_fill(~mask, -math.inf).softmax(-1) @ exact[2]
+    (expected * weights.double()).sum().backward()
+    for rule in ("softmax", copy.deepcopy(rule_of("softmax"))):
+        found = sv.core_attention(*half, cores, rule, scale=0.4)
+        grads = torch.autograd.grad((found * weights).sum(), half)
+        assert found.dtype == dtype
+        close(found.double(), expected, 1e-2)
+        for grad, other in zip(grads, exact, strict=True):
+            assert other.grad is not None
+            close(grad.double(), other.grad, 1e-2)
+    wide = [t.detach().float().requires_grad_() for t in half]
+    with torch.autocast("cpu", dtype):
+        cast = sv.core_attention(*wide, cores, scale=0.4)
+    assert torch.equal(cast, found)
+    assert all(grad.dtype == torch.float32 for grad in torch.autograd.grad(cast.sum(), wide))
+
+
+def test_other_training_and_inference_stay_fused(monkeypatch):
+    calls, fused = [], F.scaled_dot_product_attention
+
+    def counted(*args, **kwargs):
+        calls.append(args[0].shape[-2])
+        return fused(*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", counted)
+    half = [draw(1, 2, 40, 4, seed=i).bfloat16().requires_grad_() for i in range(3)]
+    wide = [t.detach().float().requires_grad_() for t in half]
+    sv.core_attention(*wide, 8)
+    with torch.no_grad():
+        sv.core_attention(*half, 8)
+    sv.core_attention(*(t.detach() for t in half), 8)
+    sv.core_attention(*half, 17)  # more scores a token than four times its width
+    hotter = AttentionRule("softmax", alpha=1.0, temperature=2.0)
+    sv.core_attention(*half, 8, hotter)
+    assert calls == [8, 32, 8, 32, 8, 32, 17, 23, 8, 32]
 
 
 @pytest.mark.parametrize("normalizer", ["softmax", "entmax15"])

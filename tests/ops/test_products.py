@@ -82,3 +82,19 @@ def test_forward_mode_goes_through_plain_operators():
     above, below = (gated_product(x + sign * step, weight, bias) for sign in (1, -1))
     expected = (above - below) / (2 * step)
     torch.testing.assert_close(tangent, expected, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_torch_without_the_operators_uses_plain_ones(monkeypatch, grad):
+    class Bare:
+        """A build of torch whose oneDNN room is empty."""
+
+    monkeypatch.setattr(torch.ops, "mkldnn", Bare())
+    for dtype in (torch.float32, torch.bfloat16):
+        x, weight, bias = draw(2, 4, dtype=dtype), draw(6, 4, seed=1, dtype=dtype), draw(6, seed=2, dtype=dtype)
+        residual = draw(2, 6, seed=3, dtype=dtype)
+        with torch.set_grad_enabled(grad):
+            assert not onednn_serves(x, weight)
+            assert torch.equal(product(x, weight, bias, residual), residual + F.linear(x, weight, bias))
+            a, b = F.linear(x, weight, bias).chunk(2, -1)
+            assert torch.equal(gated_product(x, weight, bias), F.silu(a) * b)

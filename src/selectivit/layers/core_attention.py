@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from selectivit.layers.linear import linear
 from selectivit.ops.core_attention import core_attention, core_weights, rule_of
-from selectivit.ops.products import product
 from selectivit.ops.rope import check_head_dim, rotate, rotate_
 
 
@@ -62,7 +62,7 @@ class CoreAttention(nn.Module):
         """
         q, k, v = self._project(x, core_rotations, patch_rotations)
         out = core_attention(q, k, v, core_rotations.shape[-3], self.rule)  # (B, H, L, head_dim)
-        return product(out.transpose(1, 2).flatten(2), self.proj.weight, self.proj.bias, residual)
+        return linear(self.proj, out.transpose(1, 2).flatten(2), residual)
 
     def core_map(
         self,
@@ -87,13 +87,19 @@ class CoreAttention(nn.Module):
     def _project(self, x: Tensor, core_rotations: Tensor, patch_rotations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values, each a (B, H, L, head_dim) view."""
         num_cores, dim, heads = core_rotations.shape[-3], x.shape[-1], self.num_heads
-        qk, v = product(x, self.qkv.weight, self.qkv.bias).split((2 * dim, dim), -1)
+        qk, v = linear(self.qkv, x).split((2 * dim, dim), -1)
         qk = qk.unflatten(-1, (2 * heads, -1))  # (B, L, 2 H, head_dim)
         cores, patches = qk.split((num_cores, x.shape[1] - num_cores), 1)
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            qk = torch.cat([rotate(cores, core_rotations), rotate(patches, patch_rotations)], 1)
+            turned = rotate(cores, core_rotations), rotate(patches, patch_rotations)
+            q, k = torch.cat([_by_head(part, heads) for part in turned], -2).unbind(0)  # each whole in memory
         else:
             rotate_(cores, core_rotations)
             rotate_(patches, patch_rotations)
-        q, k = qk.unflatten(2, (2, heads)).permute(2, 0, 3, 1, 4).unbind(0)
+            q, k = _by_head(qk, heads).unbind(0)
         return q, k, v.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def _by_head(qk: Tensor, heads: int) -> Tensor:
+    """(B, L, 2 H, head_dim) as a view (2, B, H, L, head_dim)."""
+    return qk.unflatten(2, (2, heads)).permute(2, 0, 3, 1, 4)

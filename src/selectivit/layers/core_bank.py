@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -55,7 +57,12 @@ class CoreBank(nn.Module):
 
         Raises:
             ValueError: a budget outside the bank.
+            TypeError: a budget that is no whole number.
         """
+        try:
+            num_cores = operator.index(num_cores)
+        except TypeError:
+            raise TypeError(f"expected a whole number of cores as the budget, got {num_cores!r}") from None
         if not 1 <= num_cores <= self.num_cores:
             raise ValueError(f"expected a budget of 1 to {self.num_cores} cores, got num_cores={num_cores}")
         chunks = -(-num_cores // CHUNK)

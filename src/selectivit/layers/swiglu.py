@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from selectivit.ops.products import gated_product, product
+from selectivit.layers.linear import gated_linear, linear
 
 
 class SwiGLU(nn.Module):
@@ -37,4 +37,4 @@ class SwiGLU(nn.Module):
         Returns:
             (B, L, D).
         """
-        return product(gated_product(x, self.fc1.weight, self.fc1.bias), self.fc2.weight, self.fc2.bias, residual)
+        return linear(self.fc2, gated_linear(self.fc1, x), residual)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numbers
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -44,6 +45,9 @@ class VecaOutput:
     projected_cls: Tensor | None = None
     projected_patches: Tensor | None = None
     core_maps: tuple[Tensor, ...] = ()
+
+
+torch.export.register_dataclass(VecaOutput)  # so that a model can be exported as it is
 
 
 @dataclass(frozen=True)
@@ -99,9 +103,13 @@ class Veca(nn.Module):
             See `VecaOutput`.
 
         Raises:
-            ValueError: images of another shape or size, a budget outside the bank, or a block out of range.
-            TypeError: images of another dtype than the parameters, outside autocast.
+            ValueError: images of another shape or size, or elsewhere than the model; a budget outside the bank; or a
+                block out of range.
+            TypeError: images of another dtype than the parameters (under autocast, of integers or float64), or a budget
+                or blocks that are no whole numbers.
         """
+        if not isinstance(maps, Iterable):
+            raise TypeError(f"expected a sequence of blocks as maps, got {maps!r}: give ({maps!r},)")
         wanted = [self._block_index(layer) for layer in maps]
         trunk = self._run(images, num_cores, self.config.depth, wanted)
         num_cores = trunk.coords[0].shape[-2]
@@ -113,7 +121,7 @@ class Veca(nn.Module):
             cores,
             patches,
             trunk.grid,
-            torch.stack([c.expand(len(tokens), -1, -1) for c in trunk.coords]),
+            torch.stack([c.expand(tokens.shape[0], -1, -1) for c in trunk.coords]),
             *projected,
             core_maps=tuple(trunk.maps[layer] for layer in wanted),
         )
@@ -164,10 +172,18 @@ class Veca(nn.Module):
     def _embed(self, images: Tensor, core_tokens: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """The trunk's tokens (B, C + N, D), cores first, and the grid."""
         side, dtype = self.config.patch_size, self.patch_embed.weight.dtype
+        if not isinstance(images, Tensor):
+            raise TypeError(f"expected images as a tensor (B, 3, H, W), got {type(images).__name__}")
         if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape:
             raise ValueError(f"expected images of shape (B, 3, H, W), got {tuple(images.shape)}")
-        if images.dtype != dtype and not torch.is_autocast_enabled(images.device.type):
-            raise TypeError(f"expected images of the parameters' {dtype}, got {images.dtype}: convert one of them")
+        if images.dtype != dtype and not (_autocast_converts(images) and dtype != torch.float64):
+            raise TypeError(
+                f"expected normalised images of the parameters' {dtype}, got {images.dtype}: convert one of them"
+            )
+        if images.device != self.patch_embed.weight.device:
+            raise ValueError(
+                f"images are on {images.device}, the model on {self.patch_embed.weight.device}: move one of them"
+            )
         height, width = images.shape[-2:]
         if height % side or width % side:
             if not self.config.pad:
@@ -177,7 +193,7 @@ class Veca(nn.Module):
                 )
             images = F.pad(images, (0, -width % side, 0, -height % side))
         patches = self.patch_embed(images)  # (B, D, h, w)
-        cores = core_tokens.to(patches.dtype).expand(len(patches), -1, -1)
+        cores = core_tokens.to(patches.dtype).expand(patches.shape[0], -1, -1)
         return torch.cat([cores, patches.flatten(2).transpose(1, 2)], 1), (patches.shape[2], patches.shape[3])
 
     def _patch_rotations(self, grid: tuple[int, int], like: Tensor) -> Tensor:
@@ -190,9 +206,10 @@ class Veca(nn.Module):
 
     def _block_index(self, layer: Any) -> int:
         depth = self.config.depth
-        if not isinstance(layer, int) or isinstance(layer, bool) or not -depth <= layer < depth:
+        whole = isinstance(layer, numbers.Integral) and not isinstance(layer, bool)
+        if not whole or not -depth <= int(layer) < depth:
             raise ValueError(f"this model has {depth} blocks, 0 to {depth - 1}, or negatives: got {layer!r}")
-        return layer % depth
+        return int(layer) % depth
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write model.safetensors and config.json, each whole or not at all.
@@ -246,3 +263,10 @@ class Veca(nn.Module):
         with torch.device("meta"):
             model = cls(VecaConfig(**arguments))
         return fill(model, state, what).eval()
+
+
+def _autocast_converts(images: Tensor) -> bool:
+    kind = images.device.type
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        return False
+    return images.is_floating_point() and images.dtype != torch.float64

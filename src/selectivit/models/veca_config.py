@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -47,12 +48,16 @@ class VecaConfig:
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
     def __post_init__(self) -> None:
-        for name in ("dim", "depth", "num_heads", "hidden_dim", "num_cores", "patch_size", "image_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"expected {name} of at least 1, got {getattr(self, name)}")
-        if not isinstance(self.attention, (str, int, float)):
-            raise TypeError(f"expected attention as a name or a number, got {type(self.attention).__name__}")
-        if self.coord_shift < 0 or self.coord_scale < 1:
+        counts = ["dim", "depth", "num_heads", "hidden_dim", "num_cores", "patch_size", "image_size"]
+        for name in [*counts, *(["out_dim"] if self.out_dim is not None else [])]:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"expected {name} as a whole number, got {value!r}")
+            if value < 1:
+                raise ValueError(f"expected {name} of at least 1, got {value}")
+        if not isinstance(self.attention, (str, int, float)) or isinstance(self.attention, bool):
+            raise TypeError(f"expected attention as a name or a number, got {self.attention!r}")
+        if not (0 <= self.coord_shift < math.inf and 1 <= self.coord_scale < math.inf):
             raise ValueError(
                 f"expected coord_shift >= 0 and coord_scale >= 1, got {self.coord_shift} and {self.coord_scale}"
             )

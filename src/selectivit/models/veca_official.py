@@ -49,9 +49,11 @@ def read_official(
         ValueError: tensors of another architecture, or a width that is no multiple of 64 without num_heads.
         WeightsError: a file that cannot be read.
     """
-    state = {} if isinstance(checkpoint, (str, os.PathLike)) else dict(checkpoint)
+    state: Any = checkpoint
     if isinstance(checkpoint, (str, os.PathLike)):
         state = _read_file(Path(checkpoint).expanduser())
+    if not isinstance(state, Mapping):
+        raise WeightsError(f"expected a state dict in {checkpoint}, it holds a {type(state).__name__}")
     state = _bare(state)
     tensors = _renamed(state)
     arguments = _arguments(tensors, num_heads)
@@ -64,9 +66,10 @@ def read_official(
     return arguments, tensors
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> Any:
     if not path.is_file():
-        raise WeightsError(f"there is no file {path}")
+        what = "a folder, expected a file in it" if path.is_dir() else "no file"
+        raise WeightsError(f"{path} is {what}")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -79,7 +82,8 @@ def _read_file(path: Path) -> dict[str, Any]:
             "read; save the state dict alone, as safetensors, where you trust it"
         ) from error
     except Exception as error:  # safetensors and torch raise many kinds for a damaged file
-        raise WeightsError(f"cannot read {path}: {' '.join(str(error).split())[:300]}") from error
+        told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise WeightsError(f"cannot read {path}, it is damaged or of another format ({told})") from error
 
 
 def _bare(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,7 +92,7 @@ def _bare(state: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(state.get(name), Mapping):
             return _bare(state[name])
     for prefix in WRAPPERS:
-        if state and all(name.startswith(prefix) for name in state):
+        if state and all(str(name).startswith(prefix) for name in state):
             return _bare({name.removeprefix(prefix): tensor for name, tensor in state.items()})
     return dict(state)
 
@@ -96,7 +100,7 @@ def _bare(state: Mapping[str, Any]) -> dict[str, Any]:
 def _renamed(state: Mapping[str, Any]) -> dict[str, Tensor]:
     tensors, unknown = {}, []
     for name, tensor in state.items():
-        ours = [re.sub(theirs, to, name) for theirs, to in RENAMED if re.fullmatch(theirs, name)]
+        ours = [re.sub(theirs, to, str(name)) for theirs, to in RENAMED if re.fullmatch(theirs, str(name))]
         if ours and isinstance(tensor, Tensor):
             chunk = re.match(r"bank\.(token|coord)_chunks", ours[0])
             tensors[ours[0]] = tensor.squeeze(0) if chunk and tensor.ndim == 3 else tensor
@@ -115,6 +119,9 @@ def _arguments(tensors: Mapping[str, Tensor], num_heads: int | None) -> dict[str
     needed = ("patch_embed.weight", "blocks.0.ffn.fc2.weight", "bank.token_chunks.0", "bank.coord_chunks.0")
     if missing := [name for name in needed if name not in tensors]:
         raise ValueError(f"expected a checkpoint of VECA, it lacks what we call {', '.join(missing)}")
+    for name, dims in zip(needed, (4, 2, 2, 2), strict=True):
+        if tensors[name].ndim != dims:
+            raise ValueError(f"expected what we call {name} with {dims} dims, got {tuple(tensors[name].shape)}")
     dim, _, patch_size, _ = tensors["patch_embed.weight"].shape
     if num_heads is None:
         if dim % HEAD_DIM:

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .attention import as_autocast_would, without_autocast
 from .selective import SOFTMAX, AttentionRule, attention_weights, selective_attention
 
 RULES = {"softmax": SOFTMAX, "entmax15": AttentionRule("entmax", alpha=1.5), "sparsemax": AttentionRule("sparsemax")}
@@ -48,13 +49,17 @@ def core_attention(
     """
     rule = rule_of(normalizer)
     _check(q, k, v, num_cores)
+    q, k, v = as_autocast_would(q, k, v)
     if num_cores == q.shape[-2]:
         return selective_attention(q, k, v, rule, scale=scale)
+    attend = selective_attention
+    if _small_scores_pay(q, k, v, num_cores, rule):
+        attend, k, v = _with_small_scores, k.contiguous(), v.contiguous()  # once: both calls and the backward read them
     # Split, not sliced: the gradient of two slices is two padded tensors and their sum, that of a split one join.
     core_q, patch_q = q.split((num_cores, q.shape[-2] - num_cores), -2)
-    cores = selective_attention(core_q, k, v, rule, scale=scale)  # (B, H, C, E)
+    cores = attend(core_q, k, v, rule, scale=scale)  # (B, H, C, E)
     few_k, few_v = k[..., :num_cores, :], v[..., :num_cores, :]
-    patches = selective_attention(patch_q, few_k, few_v, rule, scale=scale)  # (B, H, N, E)
+    patches = attend(patch_q, few_k, few_v, rule, scale=scale)  # (B, H, N, E)
     if q.ndim < 3:
         return torch.cat([cores, patches], -2)
     # Joined as (B, L, H, E): the fused kernels write that layout already, and the caller's next step wants it.
@@ -140,6 +145,29 @@ def rule_of(normalizer: str | float | AttentionRule) -> AttentionRule:
             )
         return RULES[normalizer]
     return SOFTMAX if normalizer == 1 else AttentionRule("entmax", alpha=float(normalizer))
+
+
+def _small_scores_pay(q: Tensor, k: Tensor, v: Tensor, num_cores: int, rule: AttentionRule) -> bool:
+    """Whether scores are written out: torch's fused backward on CPU takes more than twice as long in half precision.
+
+    They and their gradient cost C numbers a token, so only where that is little beside the token itself.
+    """
+    return (
+        (rule.normalizer, rule.scale, rule.temperature) == ("softmax", None, 1.0)
+        and q.device.type == "cpu"
+        and q.dtype == k.dtype == v.dtype
+        and q.dtype in (torch.bfloat16, torch.float16)
+        and num_cores <= 4 * q.shape[-1]
+        and torch.is_grad_enabled()
+        and (q.requires_grad or k.requires_grad or v.requires_grad)
+    )
+
+
+def _with_small_scores(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, *, scale: float | None = None) -> Tensor:
+    """Softmax attention, scores and probabilities in the inputs' dtype; the softmax itself sums in float32."""
+    with without_autocast(q):
+        scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.mT
+        return scores.softmax(-1) @ v
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, num_cores: int) -> None:

@@ -88,6 +88,10 @@ def onednn_serves(x: Tensor, weight: Tensor) -> bool:
 
 
 def _supported(dtype: torch.dtype) -> bool:
+    onednn = torch.ops.mkldnn  # its operators are torch's own affair: a build may lack them
     if not (torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()):
         return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if not hasattr(onednn, "_linear_pointwise"):
+        return False
+    bfloat16 = getattr(onednn, "_is_mkldnn_bf16_supported", lambda: False)
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and bfloat16())
