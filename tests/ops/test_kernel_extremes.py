@@ -64,3 +64,25 @@ def test_heads_that_lie_innermost_in_memory(kernel, width):
     assert error(out, expected) <= 1e-5
     for a, b in zip(found, torch.autograd.grad(expected, wide, grad.double()), strict=True):
         assert error(a, b) <= 1e-4
+
+
+@every_kernel
+def test_gradient_of_alpha_on_rows_that_are_all_but_uniform(kernel):
+    q, k, v, grad = (draw(1, 64, n, 64, seed=i) for i, n in enumerate((1, 500, 500, 1)))
+    q *= 0.01
+    a = torch.full((64, 1, 1), 1.4, requires_grad=True)
+    wide = a.detach().double().requires_grad_()
+    with cpu.using(kernel):
+        found = torch.autograd.grad(sv.entmax_attention(q, k, v, alpha=a), a, grad)[0]
+    out = sv.entmax_attention(q.double(), k.double(), v.double(), alpha=wide)
+    assert error(found, torch.autograd.grad(out, wide, grad.double())[0]) <= 4e-6  # 7e-6 if y is not centred
+
+
+@every_kernel
+@pytest.mark.parametrize("alpha", (1.1, 1.2))
+def test_alpha_beside_a_whole_power(kernel, alpha):
+    q, k, v = draw(1, 2, 40, 64), draw(1, 2, 300, 64, seed=1), draw(1, 2, 300, 64, seed=2)
+    for step in (1e-6, -1e-6, 1.9e-6):
+        with cpu.using(kernel):
+            out = sv.entmax_attention(q, k, v, alpha=alpha + step)
+        assert error(out, attention_reference(q, k, v, alpha=alpha + step)) <= 4e-6
