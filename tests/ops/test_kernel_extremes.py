@@ -86,3 +86,18 @@ def test_alpha_beside_a_whole_power(kernel, alpha):
         with cpu.using(kernel):
             out = sv.entmax_attention(q, k, v, alpha=alpha + step)
         assert error(out, attention_reference(q, k, v, alpha=alpha + step)) <= 4e-6
+
+
+@every_kernel
+@pytest.mark.parametrize("alpha", (1.5, 1.75))
+def test_gradients_of_large_scores_beside_rows_that_outgrow_the_lists(kernel, alpha):
+    q, k, v, grad = (draw(1, 1, n, 64, seed=i) for i, n in enumerate((128, 700, 700, 128)))
+    q *= 0.01
+    q[:, :, :15] *= 1e6  # scores of 1e4, in a unit that keeps thresholds alone
+    q, k = q.bfloat16().float(), k.bfloat16().float()  # few bits: what is tested is not the rounding of the products
+    tensors = [t.requires_grad_() for t in (q, k, v)]
+    wide = [t.detach().double().requires_grad_() for t in tensors]
+    with cpu.using(kernel):
+        found = torch.autograd.grad(sv.entmax_attention(*tensors, alpha=alpha), v, grad)[0]
+    expected = torch.autograd.grad(sv.entmax_attention(*wide, alpha=alpha), wide[2], grad.double())[0]
+    assert error(found, expected) <= 2e-5
