@@ -113,6 +113,7 @@ class BackwardRows {
     for (int r = 0; r < kBlockRows; ++r) ones[r] = 1;
     for (int r = 0; r < rows; ++r) scales[r] = row_scale(a_, head, row + r);
     slopes_and_means<S>(power_, n, ds, p, slopes_, means);
+    if (saved_.start[0] == kThresholdsOnly) renormalise<S>(power_, n, p, slopes_);
     if (g_.dalpha) {
       alpha_gradients<S>(n, slopes_, p, ds, eps_, alphas);
       std::memcpy(g_.dalpha + head * a_.n + row, alphas, rows * sizeof(float));

@@ -123,7 +123,8 @@ class Forward {
       const float bound = screen_rows_.bound[r], least = thresholds_.top[r] + thresholds_.tau[r] - bound;
       const int n = screen_survivors(screen_rows_, r, strip + r * list_, a_.m, least - bound, indices_);
       dot_rows<S>(q_ + r * kMaxWidth, indices_, n, k_, a_.k_stride[2], a_.d, values_);
-      solve_row(row + r, r, n, least, top_of<S>(values_, n));
+      const float top = relative_to_top<S>(values_, n);
+      solve_row(row + r, r, n, least - top, top);
       mix_row(row, r, values_, indices_);
       *survivors += n;
       if (static_cast<float>(*survivors) > kDense * static_cast<float>(a_.m * (r + 3))) return r + 1;
@@ -157,7 +158,7 @@ class Forward {
         continue;
       }
       const int n = collect(r);
-      solve_row(row + r, r, n, thresholds_.top[r] + thresholds_.tau[r], thresholds_.top[r]);
+      solve_row(row + r, r, n, thresholds_.tau[r], thresholds_.top[r]);
       *survivors += n;
       kept += kept_[r];
     }
@@ -179,7 +180,7 @@ class Forward {
   bool takes_whole(int done, int rows) {
     const int some[2] = {done, (done + rows) / 2};
     int64_t n = 0;
-    for (int r : some) n += count_above<S>(strip_ + r * list_, a_.m, thresholds_.top[r] + thresholds_.tau[r]);
+    for (int r : some) n += count_above<S>(strip_ + r * list_, a_.m, thresholds_.top[r], thresholds_.tau[r]);
     if (static_cast<float>(n) < 2 * kWhole * static_cast<float>(a_.m)) return false;
     if (!state_.values_known) state_.values_finite = key_norms<S>(v_, a_.v_stride[2], a_.m, a_.e).norm < 1e18f;
     state_.values_known = true;
@@ -196,14 +197,15 @@ class Forward {
     sink_->rows[row - unit_.begin] = {top, found.threshold, power_.inverse_norm(found.sum)};
   }
 
-  // Entries of the strip that may lie in the support, with their indices.
+  // Entries of the strip that may lie in the support, less the greatest, with their indices. The greatest is taken off
+  // before tau is compared: in a sum with scores beyond 2^24 tau would vanish.
   int collect(int r) {
-    const typename S::F t = S::set(thresholds_.top[r] + thresholds_.tau[r]);
+    const typename S::F top = S::set(thresholds_.top[r]), tau = S::set(thresholds_.tau[r]);
     const float* strip = strip_ + r * list_;
     const int64_t width = padded_keys(a_.m);
     int n = 0;
     for (int64_t j = 0; j < width; j += S::W)
-      n = S::keep_above(S::load(strip + j), t, static_cast<int32_t>(j), values_ + r * list_, indices_ + r * list_, n);
+      n = S::keep_above(S::load(strip + j) - top, tau, static_cast<int32_t>(j), values_ + r * list_, indices_ + r * list_, n);
     return n;
   }
 
@@ -218,12 +220,10 @@ class Forward {
     sink_->rows[row - unit_.begin] = {0, __builtin_inff(), 0};
   }
 
-  // From n candidates in list r (the screen uses the first for every row) to p, its factor and tau_out.
-  void solve_row(int64_t row, int r, int n, float least, float top) {
+  // From n candidates less `top` in list r (the screen uses the first for every row) to p, its factor and tau_out.
+  void solve_row(int64_t row, int r, int n, float start, float top) {
     const int64_t at = unit_.head * a_.n + row, list = in_list_ * r * list_;
     float* values = values_ + list;
-    for (int j = 0; j < n; j += S::W) S::store(values + j, S::load(values + j) - S::set(top));
-    const float start = least - top;
     const Solution found = newton<S>(power_, values, n, start > -1 ? start : -1.0f);
     float* u = sink_ ? reserve(n) : nullptr;
     kept_[r] = probabilities<S>(power_, values, indices_ + list, n, found.threshold, u);

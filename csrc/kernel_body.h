@@ -7,9 +7,10 @@
 namespace selectivit {
 namespace {
 
+// Within the rounding of alpha: the power's error is that of ln p too, ten times as far off at small p.
 inline bool is_whole(float alpha) {
   const float inverse = 1 / (alpha - 1), nearest = std::round(inverse);
-  return nearest <= 10 && std::fabs(inverse - nearest) < 1e-5f * nearest;
+  return nearest <= 10 && std::fabs(inverse - nearest) < 1e-6f * nearest;
 }
 
 // Heads may differ in alpha, so every unit chooses its own powers.

@@ -6,15 +6,15 @@
 namespace selectivit {
 namespace {
 
-// Over the entries of one row: sums of d p y, p y, d p f and p f, with y = -ln u and f = e^y - 1 - y = 1/u - 1 - y.
+// y = -ln u and f = e^y - 1 - y = 1/u - 1 - y.
 template <class S>
-struct AlphaSums {
+struct AlphaTerms {
   using F = typename S::F;
-  F py = S::zero(), dpy = S::zero(), pf = S::zero(), dpf = S::zero();
+  F y, f;
 
-  void add(F u, F p, F d) {
+  explicit AlphaTerms(F u) {
     u = S::max(u, S::set(1e-30f));
-    const F y = log2<S>(u) * S::set(-0.69314718056f);
+    y = log2<S>(u) * S::set(-0.69314718056f);
     F near = S::fma(S::set(1.0f / 5040), y, S::set(1.0f / 720));
     near = S::fma(near, y, S::set(1.0f / 120));
     near = S::fma(near, y, S::set(1.0f / 24));
@@ -22,11 +22,26 @@ struct AlphaSums {
     near = S::fma(near, y, S::set(0.5f));
     near = near * y * y;
     const F far = S::set(1) / u - S::set(1) - y;  // cancels near u = 1, where the series stands
-    const F f = far + S::where_positive(S::set(0.3f) - y, near - far);
-    py = S::fma(p, y, py);
-    dpy = S::fma(d, p * y, dpy);
-    pf = S::fma(p, f, pf);
-    dpf = S::fma(d, p * f, dpf);
+    f = far + S::where_positive(S::set(0.3f) - y, near - far);
+  }
+};
+
+// Over the entries of one row: sums of p y, p f, and of d p y, d p f. Since sum d p = 0, the latter two count y and f from
+// those of a mean u: in a row that is all but uniform they would be lost in what cancels.
+template <class S>
+struct AlphaSums {
+  using F = typename S::F;
+  const AlphaTerms<S> middle;
+  F py = S::zero(), dpy = S::zero(), pf = S::zero(), dpf = S::zero();
+
+  explicit AlphaSums(F mean) : middle(mean) {}
+
+  void add(F u, F p, F d) {
+    const AlphaTerms<S> at(u);
+    py = S::fma(p, at.y, py);
+    dpy = S::fma(d, p * (at.y - middle.y), dpy);
+    pf = S::fma(p, at.f, pf);
+    dpf = S::fma(d, p * (at.f - middle.f), dpf);
   }
 };
 
@@ -38,14 +53,15 @@ template <class S>
 inline void alpha_gradients(int64_t n, const float* slopes, const float* p, const float* dp, float eps, float* to) {
   using F = typename S::F;
   for (int c = 0; c < kBlockRows; c += S::W) {
-    F total = S::zero(), weighted = S::zero();
+    F total = S::zero(), weighted = S::zero(), weights = S::zero();
     for (int64_t j = c; j < n * kBlockRows; j += kBlockRows) {
       const F x = S::load(p + j);
       total = total + x;
+      weights = weights + S::load(slopes + j);
       weighted = S::fma(x, S::where_positive(x, S::load(dp + j)), weighted);
     }
     const F mean = S::where_positive(total, weighted / total);
-    AlphaSums<S> sums;
+    AlphaSums<S> sums(S::where_positive(weights, total / weights));
     for (int64_t j = c; j < n * kBlockRows; j += kBlockRows) {
       const F x = S::load(p + j), s = S::load(slopes + j);
       sums.add(S::where_positive(s, x / s), x, S::where_positive(x, S::load(dp + j) - mean));

@@ -46,13 +46,15 @@ inline void lane_thresholds(const P& power, const float* lanes, LaneThresholds* 
   }
 }
 
-// The greatest of n values; the room behind them is written up to a whole vector.
+// Takes the greatest of n values off all of them and returns it; the room behind is written up to a whole vector.
 template <class S>
-inline float top_of(float* values, int n) {
+inline float relative_to_top(float* values, int n) {
   for (int i = n; i < n + S::W; ++i) values[i] = kMinusInf;
   typename S::F top = S::load(values);
   for (int j = S::W; j < n; j += S::W) top = S::max(top, S::load(values + j));
-  return S::top(top);
+  const float greatest = S::top(top);
+  for (int j = 0; j < n; j += S::W) S::store(values + j, S::load(values + j) - S::set(greatest));
+  return greatest;
 }
 
 struct Solution {

@@ -1,6 +1,8 @@
 // The keys that any of 16 query rows attends to, and u of all 16 rows at each: from the saved lists, or, where a unit's
 // survivors outgrew their room, from scores computed anew and the rows' thresholds.
 #pragma once
+#include <cmath>
+
 #include "saved.h"
 #include "scratch.h"
 #include "tiles.h"
@@ -87,6 +89,31 @@ inline void union_of_scores(const Attention& a, int64_t head, int64_t row, int r
     }
   }
   found->n = n;
+}
+
+// After union_of_scores: products that are added up in another order than the forward pass did leave p with a sum that is
+// not quite 1 where scores are large.
+template <class S, class P>
+inline void renormalise(const P& power, int64_t n, float* p, float* slopes) {
+  alignas(64) float of_p[kBlockRows], of_slopes[kBlockRows];
+  for (int c = 0; c < kBlockRows; c += S::W) {
+    typename S::F sum = S::zero();
+    for (int64_t j = c; j < n * kBlockRows; j += kBlockRows) sum = sum + S::load(p + j);
+    S::store(of_p + c, sum);
+  }
+  bool off = false;
+  for (int r = 0; r < kBlockRows; ++r) {
+    const float sum = of_p[r] > 0 ? of_p[r] : 1;
+    off = off || std::fabs(sum - 1) > 1e-5f;
+    of_p[r] = 1 / sum;
+    of_slopes[r] = of_p[r] / power.inverse_norm(sum);
+  }
+  if (!off) return;
+  for (int c = 0; c < kBlockRows; c += S::W)
+    for (int64_t j = c; j < n * kBlockRows; j += kBlockRows) {
+      S::store(p + j, S::load(p + j) * S::load(of_p + c));
+      S::store(slopes + j, S::load(slopes + j) * S::load(of_slopes + c));
+    }
 }
 
 }  // namespace

@@ -9,11 +9,11 @@ namespace {
 constexpr float kWhole = 0.6f;       // share of candidates above which rows are taken whole
 constexpr int64_t kNearKeys = 48;    // keys whose rows stay in the first cache while several tiles use them
 
-// Entries of a row of the strip above t.
+// Entries of a row of the strip above top + tau.
 template <class S>
-inline int64_t count_above(const float* strip, int64_t m, float t) {
+inline int64_t count_above(const float* strip, int64_t m, float top, float tau) {
   int64_t n = 0;
-  for (int64_t j = 0; j < padded_keys(m); j += S::W) n += S::count_positive(S::load(strip + j) - S::set(t));
+  for (int64_t j = 0; j < padded_keys(m); j += S::W) n += S::count_positive(S::load(strip + j) - S::set(top) - S::set(tau));
   return n;
 }
 

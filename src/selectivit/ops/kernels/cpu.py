@@ -264,7 +264,7 @@ def _rows(t: Tensor) -> Tensor:
     if t.ndim != 4:
         t = _four_dims(t)
     if t.shape[-1] % 16:
-        return torch.nn.functional.pad(t, (0, -t.shape[-1] % 16))
+        t = torch.nn.functional.pad(t, (0, -t.shape[-1] % 16))  # in the order of t's dims in memory
     return t if t.stride(-1) == 1 else t.contiguous()
 
 
