@@ -189,12 +189,13 @@ class Forward {
 
   void solve_whole(int64_t row, int r) {
     const float start = thresholds_.tau[r], top = thresholds_.top[r];
-    const Solution found = whole_row<S>(power_, strip_ + r * list_, a_.m, top, start > -1 ? start : -1.0f);
-    factors_[r] = 1 / found.sum;
-    if (tau_out_) tau_out_[unit_.head * a_.n + row] = found.threshold;
+    float sum;
+    const float threshold = whole_row<S>(power_, strip_ + r * list_, a_.m, top, start > -1 ? start : -1.0f, &sum);
+    factors_[r] = 1 / sum;
+    if (tau_out_) tau_out_[unit_.head * a_.n + row] = threshold;
     if (!sink_) return;
     sink_->full = true;
-    sink_->rows[row - unit_.begin] = {top, found.threshold, power_.inverse_norm(found.sum)};
+    sink_->rows[row - unit_.begin] = {top, threshold, power_.inverse_norm(sum)};
   }
 
   // Entries of the strip that may lie in the support, less the greatest, with their indices. The greatest is taken off
@@ -202,10 +203,12 @@ class Forward {
   int collect(int r) {
     const typename S::F top = S::set(thresholds_.top[r]), tau = S::set(thresholds_.tau[r]);
     const float* strip = strip_ + r * list_;
+    float* values = values_ + r * list_;
+    int32_t* indices = indices_ + r * list_;
     const int64_t width = padded_keys(a_.m);
     int n = 0;
     for (int64_t j = 0; j < width; j += S::W)
-      n = S::keep_above(S::load(strip + j) - top, tau, static_cast<int32_t>(j), values_ + r * list_, indices_ + r * list_, n);
+      n = S::keep_above(S::load(strip + j) - top, tau, static_cast<int32_t>(j), values, indices, n);
     return n;
   }
 
@@ -224,15 +227,16 @@ class Forward {
   void solve_row(int64_t row, int r, int n, float start, float top) {
     const int64_t at = unit_.head * a_.n + row, list = in_list_ * r * list_;
     float* values = values_ + list;
-    const Solution found = newton<S>(power_, values, n, start > -1 ? start : -1.0f);
+    const float threshold = newton<S>(power_, values, n, start > -1 ? start : -1.0f);
     float* u = sink_ ? reserve(n) : nullptr;
-    kept_[r] = probabilities<S>(power_, values, indices_ + list, n, found.threshold, u);
-    factors_[r] = 1 / found.sum;
+    float sum;
+    kept_[r] = probabilities<S>(power_, values, indices_ + list, n, threshold, u, &sum);
+    factors_[r] = 1 / sum;
     if (sink_) {
-      sink_->rows[row - unit_.begin] = {top, found.threshold, power_.inverse_norm(found.sum)};
+      sink_->rows[row - unit_.begin] = {top, threshold, power_.inverse_norm(sum)};
       keep(row, indices_ + list, kept_[r], u);
     }
-    if (tau_out_) tau_out_[at] = found.threshold;
+    if (tau_out_) tau_out_[at] = threshold;
   }
 
   void mix_row(int64_t row, int r, const float* values, const int32_t* indices) {

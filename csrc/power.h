@@ -33,7 +33,7 @@ struct Whole {  // 1/eps a small integer: alpha = 2, 1.333.., 1.25, 1.2, ...
     return x;
   }
   typename S::F rise(typename S::F a) const;
-  float rise(float a) const { return a * -std::expm1(-eps * std::log(a)); }
+  float rise(float a) const { return S::top(rise(S::set(a))); }
   float inverse_norm(float a) const { return std::pow(a, -eps); }
 };
 
@@ -81,7 +81,7 @@ struct Real {  // any other alpha in [1.05, 2]
   explicit Real(float alpha) : eps(alpha - 1) {}
   typename S::F slope(typename S::F u) const { return raise<S>(u, (1 - eps) / eps); }
   typename S::F rise(typename S::F a) const { return a - a * raise<S>(a, -eps); }
-  float rise(float a) const { return a * -std::expm1(-eps * std::log(a)); }
+  float rise(float a) const { return S::top(rise(S::set(a))); }
   float inverse_norm(float a) const { return std::pow(a, -eps); }
 };
 

@@ -35,7 +35,7 @@ template <class S, class P>
 inline float lanes_tau(const P& power, const float* lanes, float top, float eps) {
   alignas(64) float z[kLanes + 16];
   for (int i = 0; i < kLanes; ++i) z[i] = (lanes[i] - top) * eps;
-  return newton<S>(power, z, kLanes, -1).threshold - kSlack;
+  return newton<S>(power, z, kLanes, -1) - kSlack;
 }
 
 template <class S, class P>
@@ -67,11 +67,12 @@ int entmax_rows(const Rows& a, int64_t begin, int64_t end) {
       indices[n] = static_cast<int32_t>(j);
       n += values[n] > tau;
     }
-    const Solution found = newton<S>(power, values, n, tau);
-    const int kept = probabilities<S>(power, values, indices, n, found.threshold, nullptr);
+    const float threshold = newton<S>(power, values, n, tau);
+    float sum;
+    const int kept = probabilities<S>(power, values, indices, n, threshold, nullptr, &sum);
     std::memset(p, 0, a.n * sizeof(float));
-    for (int i = 0; i < kept; ++i) p[indices[i]] = values[i] / found.sum;
-    a.tau_out[row] = found.threshold;
+    for (int i = 0; i < kept; ++i) p[indices[i]] = values[i] / sum;
+    a.tau_out[row] = threshold;
   }
   return 0;
 }

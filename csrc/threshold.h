@@ -57,18 +57,12 @@ inline float relative_to_top(float* values, int n) {
   return greatest;
 }
 
-struct Solution {
-  float threshold;  // T
-  float sum;        // of u^(1/eps) there
-};
-
-// values: n entries of z; the room behind them is written up to a whole vector.
+// T of n entries of z; the room behind them is written up to a whole vector.
 template <class S, class P>
-inline Solution newton(const P& power, float* values, int n, float threshold) {
+inline float newton(const P& power, float* values, int n, float threshold) {
   using F = typename S::F;
   for (int i = n; i < n + S::W; ++i) values[i] = kMinusInf;
-  bool last = false;
-  for (int step = 0;; ++step) {
+  for (int step = 0; step < 40; ++step) {
     F a = S::zero(), b = S::zero();
     const F t = S::set(threshold);
     for (int j = 0; j < n; j += S::W) {
@@ -76,17 +70,17 @@ inline Solution newton(const P& power, float* values, int n, float threshold) {
       a = S::fma(s, u, a);
       b = b + s;
     }
-    const float total = S::sum(a);
-    if (last || step == 40) return {threshold, total};
-    last = total <= 1 + 1e-4f;
-    const float rise = power.rise(total) / S::sum(b);
+    const float total = S::sum(a), rise = power.rise(total) / S::sum(b);
     if (rise > 0) threshold += rise;
+    if (total <= 1 + 1e-4f) break;  // what is left after this step is the square of what it mends
   }
+  return threshold;
 }
 
-// Leaves p = u^(1/eps) (and u itself, where asked) for the entries above T, in place; returns how many.
+// Leaves p = u^(1/eps) (and u itself, where asked) for the entries above T, in place; returns how many. `sum` is that
+// of p.
 template <class S, class P>
-inline int probabilities(const P& power, float* values, int32_t* indices, int n, float threshold, float* u_out) {
+inline int probabilities(const P& power, float* values, int32_t* indices, int n, float threshold, float* u_out, float* sum) {
   using F = typename S::F;
   const F t = S::set(threshold);
   int kept = 0;
@@ -94,11 +88,15 @@ inline int probabilities(const P& power, float* values, int32_t* indices, int n,
     const F u = S::load(values + j) - t;
     kept = S::keep_positive(u, u, indices + j, values, indices, kept);
   }
+  for (int j = kept; j < kept + S::W; ++j) values[j] = 0;
+  F total = S::zero();
   for (int j = 0; j < kept; j += S::W) {
-    const F u = S::load(values + j);
+    const F u = S::load(values + j), p = power.slope(u) * u;
     if (u_out) S::store(u_out + j, u);
-    S::store(values + j, power.slope(u) * u);
+    S::store(values + j, p);
+    total = total + p;
   }
+  *sum = S::sum(total);
   return kept;
 }
 

@@ -17,17 +17,21 @@ inline int64_t count_above(const float* strip, int64_t m, float top, float tau) 
   return n;
 }
 
-// p in place of a row's z; zeros up to the padded width.
+// p in place of a row's z, zeros up to the padded width; returns T. `sum` is that of p.
 template <class S, class P>
-inline Solution whole_row(const P& power, float* strip, int64_t m, float top, float start) {
+inline float whole_row(const P& power, float* strip, int64_t m, float top, float start, float* sum) {
   for (int64_t j = 0; j < padded_keys(m); j += S::W) S::store(strip + j, S::load(strip + j) - S::set(top));
-  const Solution found = newton<S>(power, strip, static_cast<int>(m), start);
-  const typename S::F t = S::set(found.threshold);
+  const float threshold = newton<S>(power, strip, static_cast<int>(m), start);
+  const typename S::F t = S::set(threshold);
+  typename S::F total = S::zero();
   for (int64_t j = 0; j < padded_keys(m); j += S::W) {
     const typename S::F u = S::max(S::load(strip + j) - t, S::zero());
-    S::store(strip + j, power.slope(u) * u);
+    const typename S::F p = power.slope(u) * u;
+    S::store(strip + j, p);
+    total = total + p;
   }
-  return found;
+  *sum = S::sum(total);
+  return threshold;
 }
 
 // out = factor * p . v for rows [begin, end) of a block; v is finite.
