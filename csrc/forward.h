@@ -17,6 +17,8 @@ constexpr float kSparse = 0.07f;  // and below which it pays again
 
 constexpr int64_t kManyValues = 5;  // survivors of a row per near stretch of keys, for which stretches pay
 
+constexpr float kWideSupport = 0.3f;  // eps below which rows rarely are so sparse: no screen until one block was
+
 enum Status { kDone = 0, kDeclined = 1, kNoMemory = 2 };
 
 // The head a thread works on, packed as far as it was needed.
@@ -41,7 +43,7 @@ class Forward {
     tau_out_ = tau_out;
     sink_ = sink;
     if (!prepare()) return failure_;
-    bool dense = !S::kScreen || !a_.screen || a_.mask_kind != kNoMask;
+    bool dense = !S::kScreen || !a_.screen || a_.mask_kind != kNoMask || eps_ < kWideSupport;
     for (int64_t row = unit.begin; row < unit.end; row += kBlockRows) {
       if (!load_queries(row)) return kDeclined;
       const int rows = static_cast<int>(unit.end - row < kBlockRows ? unit.end - row : kBlockRows);
