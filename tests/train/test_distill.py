@@ -266,7 +266,15 @@ def test_signals_are_given_back(photos, tmp_path):
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-def test_ctrl_c_saves_at_the_end_of_the_step_and_the_run_goes_on(whole, photos, tmp_path):
+@pytest.fixture
+def terminal():
+    """SIGINT as a terminal's programs have it: those in the background start with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_saves_at_the_end_of_the_step_and_the_run_goes_on(whole, photos, tmp_path, terminal):
     def interrupt(report):
         if report.step == 3:
             os.kill(os.getpid(), signal.SIGINT)
