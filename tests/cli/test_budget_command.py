@@ -72,3 +72,8 @@ def test_limits_and_what_cannot_be(run, photos, tiny_model, tmp_path, student):
     assert status == 2 and "without cores" in err
     status, _, err = budget(run, tmp_path / "nothing", tiny_model, tmp_path)
     assert status == 2 and "no photo that can be read" in err
+
+
+def test_a_limit_of_nothing_is_refused_at_once(run, photos, tiny_model, tmp_path, student):
+    status, _, err = budget(run, photos, tiny_model, tmp_path, "--max-ms", -1)
+    assert status == 2 and "expected --max-ms above 0" in err

@@ -61,3 +61,28 @@ def test_what_cannot_be_is_said(run, photos, tiny_model, tmp_path):
         assert status == 2 and told in err, (more, err)
     status, _, err = distill(run, "nowhere", tiny_model, tmp_path / "out")
     assert status == 2 and "no photo to train on" in err
+
+
+def test_what_is_refused_leaves_no_run_behind(run, photos, tiny_model, tmp_path):
+    status, _, err = distill(run, photos, tiny_model, tmp_path / "out", "--num-cores", 8, "--budgets", "8,128")
+    assert status == 2 and "budgets of up to 8 cores" in err
+    assert not (tmp_path / "out" / "run.json").exists()
+    status, _, err = distill(run, photos, tiny_model, tmp_path / "out", "--student", tiny_model, "--budgets", "8")
+    assert status == 2 and "has no cores" in err
+
+
+def test_a_pretrained_student_keeps_what_it_knows(run, photos, tiny_model, tmp_path):
+    """Student and teacher are one model: at the rate of new students four steps would take it apart."""
+    options = ("--student", tiny_model, "--steps", 4, "--precision", "float32")
+    status, _, err = distill(run, photos, tiny_model, tmp_path / "out", *options)
+    assert status == 0, err
+    content = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert content["settings"]["lr"] == 1e-5
+    assert content["result"]["validation"]["patch_cosine"] > 0.999
+
+
+def test_weights_may_be_read_by_whom_other_files_may(run, photos, tiny_model, tmp_path):
+    assert distill(run, photos, tiny_model, tmp_path / "out", "--num-cores", 8)[0] == 0
+    for name in ("final", "best"):
+        modes = {path.stat().st_mode for path in (tmp_path / "out" / name).rglob("*") if path.is_file()}
+        assert len(modes) == 1

@@ -397,3 +397,17 @@ def test_config_file(run, photos, tiny_model, tmp_path):
     assert run("features", photos / "a.jpg", "--config", config)[0] == 0
     settings = json.loads((tmp_path / "out/features.json").read_text())["settings"]
     assert settings["attention"]["scores"] == "kk" and settings["size"] == 32
+
+
+def test_a_core_periphery_model_takes_a_number_of_cores(run, photos, tiny_model, tmp_path):
+    import selectivit as sv
+
+    small = {"patch_size": 8, "dim": 16, "depth": 2, "num_heads": 2, "hidden_dim": 24, "num_cores": 6}
+    sv.create_model("veca_tiny_patch14", **small).save_pretrained(tmp_path / "veca")
+    options = ("--model", tmp_path / "veca", "--out", tmp_path / "out", "--size", 32)
+    status, _, err = run("features", photos, *options, "--num-cores", 3)
+    assert status == 0, err
+    assert load_file(tmp_path / "out" / "a.safetensors")["cores"].shape == (3, 16)
+    assert run("features", photos, *options, "--num-cores", 7)[0] == 2
+    status, _, err = run("features", photos, "--model", tiny_model, "--out", tmp_path / "two", "--num-cores", 3)
+    assert status == 2 and "does not have" in err

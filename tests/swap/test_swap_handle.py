@@ -85,10 +85,10 @@ def test_a_model_without_attention() -> None:
 
 def test_nothing_that_can_be_swapped_lists_what_was_found() -> None:
     swin = timm.create_model("swin_tiny_patch4_window7_224", img_size=56, embed_dim=12, depths=(1, 1), num_heads=(1, 1))
-    with pytest.raises(ValueError, match=r"layers\.0\.blocks\.0\.attn: WindowAttention"):
+    with pytest.raises(ValueError, match=r"layers\.0\.blocks\.0\.attn and 1 more: WindowAttention"):
         swap_attention(swin)
     parallel = timm_vit(block_fn=timm.models.vision_transformer.ParallelScalingBlock)
-    with pytest.raises(ValueError, match=r"blocks\.2: computes attention inside the block"):
+    with pytest.raises(ValueError, match=r"blocks\.0 and 2 more: computes attention inside the block"):
         swap_attention(parallel)
     with pytest.raises(ValueError, match="differential attention"):
         swap_attention(timm_vit(attn_layer="diff"))

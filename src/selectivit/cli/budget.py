@@ -76,6 +76,9 @@ def run(options: Namespace) -> int:
         WriteError: the folder cannot be written to.
     """
     what, out = take(BudgetOptions, options), Path(options.out)
+    for name, limit in (("--max-ms", what.max_ms), ("--max-gflops", what.max_gflops)):
+        if limit is not None and not limit > 0:
+            raise ValueError(f"expected {name} above 0, got {limit}")
     check_writable(out)
     pair, device = _pair(options.model, what)
     size = what.size or pair.expects["student"].image_size[0]

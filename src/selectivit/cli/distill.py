@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 HELP = "train a student to give a frozen teacher's dense features"
 
 CALIBRATED_ON = 4  # photos that a swap's factors start from
+FURTHER_TRAINING_LR = 1e-5  # a new student's rate takes a pretrained one's features apart
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,11 @@ class TrainOptions:
     steps: int | None = option(None, "N", "optimiser steps that the schedule is stretched to; default: its own")
     batch_size: int = option(32, "N", "photos a step, of all processes together")
     accumulate: int = option(1, "N", "parts that a step is computed in, where memory is short")
-    lr: float | None = option(None, "RATE", "peak learning rate of the first stage; default: the schedule's")
+    lr: float | None = option(
+        None,
+        "RATE",
+        "peak learning rate of the first stage; default: the schedule's for a new student, 1e-5 for a pretrained one",
+    )
     weight_decay: float = option(0.015, "RATE", "of weights; biases, norms and tokens have none")
     optimizer: str = option("muon", "NAME", "muon (on matrices in the blocks, AdamW on the rest) or adamw")
     global_cosine: float = option(1.0, "WEIGHT", "of the loss 1 - cos of the global tokens")
@@ -107,12 +112,15 @@ def run(options: Namespace) -> int:
     """
     who, how, swap = take(PairOptions, options), take(TrainOptions, options), take(SwapOptions, options)
     _check_library()
+    from selectivit.models.create import BUILDERS
     from selectivit.models.weights import load_model
     from selectivit.train.distill import distill
     from selectivit.train.settings import Running
     from selectivit.train.students import build_student
 
     settings = _settings(who, how)
+    if settings.lr is None and who.student not in BUILDERS:
+        settings = replace(settings, lr=FURTHER_TRAINING_LR)
     world, local_rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_RANK", 0))
     device = pick_device(who.device, local_rank)
     running = Running(str(device) if world == 1 else device.type, how.workers, how.checkpoint_every)

@@ -49,6 +49,7 @@ class Extraction:
         batch_size: photos computed at once.
         outcome: filled as the work goes on, so that an interruption finds it.
         tell: called with a line to print, or None, after each photo.
+        num_cores: budget of a VECA model; None is its whole bank.
     """
 
     model: nn.Module
@@ -60,6 +61,7 @@ class Extraction:
     batch_size: int
     outcome: Outcome
     tell: Callable[[str | None], None]
+    num_cores: int | None = None
 
     def run(self, photos: Iterable[Photo]) -> None:
         """Work through the photos.
@@ -135,7 +137,8 @@ class Extraction:
         device = next(self.model.parameters()).device
         images = torch.stack([loaded.ready.image for loaded in batch])  # (B, 3, H, W)
         with torch.inference_mode():
-            return features(self.model, images.to(device), layer=self.layer, norm=self.norm)
+            wanted = {"layer": self.layer, "norm": self.norm, "num_cores": self.num_cores}
+            return features(self.model, images.to(device), **wanted)
 
 
 def batches(items: Iterable[Loaded], batch_size: int, held: int = 4) -> Iterator[list[Loaded]]:
@@ -159,9 +162,9 @@ def batches(items: Iterable[Loaded], batch_size: int, held: int = 4) -> Iterator
 
 
 def _tensors(found: Features, i: int) -> dict[str, Tensor]:
-    tensors = {"map": found.map[i], "cls": found.cls, "registers": found.registers}
-    for name in ("cls", "registers"):
+    tensors = {"map": found.map[i], "cls": found.cls, "registers": found.registers, "cores": found.cores}
+    for name in ("cls", "registers", "cores"):
         whole = tensors.pop(name)
         if whole is not None and whole.numel():
-            tensors[name] = whole[i]
+            tensors[name] = whole[i].clone()  # of a core-periphery model cls is its first core
     return {name: tensor.float().cpu() for name, tensor in tensors.items()}

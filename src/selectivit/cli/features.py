@@ -43,6 +43,9 @@ class FeatureOptions:
     size: int | None = option(
         None, "PX", "the photo's shorter side in pixels, then rounded to whole patches; default: the model's own size"
     )
+    num_cores: int | None = option(
+        None, "N", "cores that a core-periphery model (VECA) is to use; default: all. Its cores are written too"
+    )
     batch_size: int = option(8, "N", "photos of one size that are computed at once; fewer need less memory")
 
 
@@ -94,7 +97,9 @@ def _run(options: Namespace, ranks: Ranks) -> int:
     attention = swapped(model, swap, where.seed, calibration) if swaps(swap) else nullcontext()
     share = ranks.share(photos)
     with attention, progress("photos", len(share), shown=ranks.rank == 0) as tell:
-        job = Extraction(model, out, settings, what.layer, what.norm, what.size, what.batch_size, outcome, tell)
+        job = Extraction(
+            model, out, settings, what.layer, what.norm, what.size, what.batch_size, outcome, tell, what.num_cores
+        )
         try:
             job.run(share)
         except KeyboardInterrupt:
@@ -129,6 +134,7 @@ def _settings(
         "layer": what.layer,
         "norm": what.norm,
         "size": what.size,
+        **({} if what.num_cores is None else {"num_cores": what.num_cores}),
         "attention": attention,
         "seed": where.seed,
     }

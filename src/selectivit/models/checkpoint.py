@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,6 +41,7 @@ def write_model(model: nn.Module, folder: str | os.PathLike[str], kind: str, arg
         tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
         save_file(tensors, weights, metadata={"format": "pt", "config": text})
         config.write_text(text, encoding="utf-8")
+        shutil.copymode(config, weights)  # safetensors would leave it to its writer alone
         move_into_place(weights, path / WEIGHTS)
         move_into_place(config, path / CONFIG)
 

@@ -227,5 +227,9 @@ def nothing_found(model: nn.Module, skipped: Mapping[str, str]) -> str:
     kind = type(model).__name__
     if not skipped:
         return f"no attention found in {kind}: expected a timm, open_clip, transformers or torch Vision Transformer"
-    found = "\n".join(f"  {name}: {why}" for name, why in skipped.items())
+    names: dict[str, list[str]] = {}
+    for name, why in skipped.items():
+        names.setdefault(why, []).append(name)
+    more = {why: f" and {len(some) - 1} more" if len(some) > 1 else "" for why, some in names.items()}
+    found = "\n".join(f"  {some[0]}{more[why]}: {why}" for why, some in names.items())
     return f"no attention that can be swapped in {kind}; found, and left alone:\n{found}"

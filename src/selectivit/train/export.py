@@ -157,10 +157,15 @@ def _per_head(alpha: Any) -> bool:
 
 
 def _place(scratch: Path, folder: Path) -> None:
+    usual = scratch / "usual"
+    usual.touch()  # with the permissions that files here get; safetensors writes for its writer alone
+    mode = usual.stat().st_mode
+    usual.unlink()
     for source in sorted(scratch.rglob("*")):
         if source.is_file():
             target = folder / source.relative_to(scratch)
             target.parent.mkdir(parents=True, exist_ok=True)
             with source.open("rb") as file:
                 os.fsync(file.fileno())
+            source.chmod(mode)
             os.replace(source, target)

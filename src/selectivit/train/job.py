@@ -80,11 +80,21 @@ class Job:
             pair = Pair(
                 student.train(), teacher, sizes=schedule.sizes, grid=settings.grid, learn_scale=settings.learn_scale
             )
+        _check_budgets(pair, settings)
         crops, skipped = centre_crops(held_out, range(len(held_out)), schedule.last_size)
         examples = crops[:EXAMPLES] or centre_crops(training, range(len(training)), schedule.last_size, EXAMPLES)[0]
         precision = resolve_precision(settings.precision, running.device)
         record = _record(pair, names, photos, settings, arguments, precision)
         return cls(pair, schedule, settings, training, crops, examples, record, precision, dict(skipped))
+
+
+def _check_budgets(pair: Pair, settings: DistillSettings) -> None:
+    if settings.budgets is None:
+        return
+    if pair.num_cores is None:
+        raise ValueError(f"{type(pair.student).__name__} has no cores: budgets mean nothing to it")
+    if max(settings.budgets.budgets) > pair.num_cores:
+        raise ValueError(f"expected budgets of up to {pair.num_cores} cores, got {settings.budgets.budgets}")
 
 
 def split(photos: Photos, holdout: int, seed: int) -> tuple[PhotoSubset, PhotoSubset]:

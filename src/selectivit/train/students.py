@@ -37,6 +37,8 @@ def build_student(
         given.setdefault("out_dim", width_of(teacher))
         with seeded(derived_seed(seed, "weights")):
             return create_model(str(name), **given).train()
+    if str(name).startswith("veca") and not os.path.isdir(name):
+        raise ValueError(f"unknown core-periphery model {str(name)!r}: expected one of {', '.join(BUILDERS)}")
     if given:
         raise ValueError(f"{name} is loaded with its weights: arguments ({', '.join(given)}) are for new models alone")
     return load_model(name).train()
