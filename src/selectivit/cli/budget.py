@@ -200,7 +200,9 @@ def _report(
     costs = {title: [getattr(point, name) for point in points] for title, (name, _) in titles.items()}
     limits = {title: limit for title, (_, limit) in titles.items() if limit is not None}
     budgets, quality = [point.num_cores for point in points], [point.patch_cosine for point in points]
-    picture = budget_picture(budgets, quality, costs, limits, None if chosen is None else chosen.num_cores)
+    about = f"{Path(model).name} beside {what.teacher}, {count} photos at {size} px"
+    recommended = None if chosen is None else chosen.num_cores
+    picture = budget_picture(budgets, quality, costs, limits, recommended, about)
     write_atomic(out / "budget.png", picture)
     print("cores  patch cosine  global cosine  GFLOPs        ms")
     for p in points:
@@ -209,8 +211,10 @@ def _report(
     for name, reason in skipped.items():
         print(f"skipped: {name}: {reason}", file=sys.stderr)
     if chosen is None:
-        print("no budget keeps the limit: all cost more", file=sys.stderr)
-        return 1
-    print(f"recommended: {chosen.num_cores} cores")
-    print(out / "budget.json")
-    return 1 if skipped else 0
+        cheapest = min(points, key=lambda p: (p.gflops, p.ms))
+        text = f"the cheapest, {cheapest.num_cores} cores, takes {cheapest.ms:.2f} ms and {cheapest.gflops:.2f} GFLOPs"
+        print(f"no budget keeps the limit: {text}", file=sys.stderr)
+    else:
+        print(f"recommended: {chosen.num_cores} cores")
+    print(out / "budget.json", out / "budget.png", sep="\n")
+    return 1 if skipped or chosen is None else 0

@@ -211,7 +211,7 @@ def _tell_result(result: Any) -> None:
     for name, reason in result.skipped.items():
         print(f"skipped: {name}: {reason}", file=sys.stderr)
     if result.kept:
-        print("this run was finished before; nothing is left to do", file=sys.stderr)
+        print("this run was finished before: nothing is left to do, its model card stays as it is", file=sys.stderr)
     if result.validation:
         numbers = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in result.validation.items())
         print(f"on held-out photos: {numbers}")

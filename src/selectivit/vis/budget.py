@@ -14,6 +14,7 @@ def budget_picture(
     costs: Mapping[str, Sequence[float]],
     limits: Mapping[str, float],
     chosen: int | None,
+    about: str = "",
 ) -> bytes:
     """Draw quality over each cost, the points named by their budgets.
 
@@ -23,6 +24,7 @@ def budget_picture(
         costs: title with its unit -> the cost of each budget.
         limits: by the same titles, where there is a bound.
         chosen: the recommended budget, marked; None where there is none.
+        about: what was measured on what, for the title.
 
     Returns:
         A PNG.
@@ -46,13 +48,18 @@ def budget_picture(
         for budget, cost, cosine in zip(budgets, values, quality, strict=True):
             axes.annotate(str(budget), (cost, cosine), (4, -12), textcoords="offset points", fontsize=9)
             if budget == chosen:
-                axes.plot([cost], [cosine], marker="o", markersize=14, fillstyle="none", color="0.2")
+                mark = {"marker": "o", "markersize": 14, "fillstyle": "none", "linestyle": "none", "color": "0.2"}
+                axes.plot([cost], [cosine], **mark, label=f"recommended: {chosen} cores")
         if title in limits:
-            axes.axvline(limits[title], color="0.5", linestyle="--", linewidth=1)
+            axes.axvline(limits[title], color="0.5", linestyle="--", linewidth=1, label="limit")
+        if title in limits or chosen is not None:
+            axes.legend(fontsize=9, frameon=False, loc="lower right")
+        axes.margins(x=0.08)
         axes.set_xlabel(title, fontsize=10)
         axes.set_ylabel("cosine of patches to the teacher's", fontsize=10)
         axes.grid(True, color="0.9", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(about, fontsize=11)
     figure.savefig(buffer, format="png", dpi=120)
     return buffer.getvalue()
