@@ -143,6 +143,15 @@ def test_scale_of_heads_and_its_gradient(shape):
         check_gradients({"q": q, "k": k, "v": v, "scale": scale}, draw(1, 2, shape[0], 16, seed=3))
 
 
+def test_views_whose_memory_holds_the_other_sign(shape):
+    q, k, v = (torch.complex(t, t).conj().imag for t in qkv(*shape))
+    assert q.is_neg()
+    mask = torch.complex(draw(*shape, seed=4), draw(*shape, seed=5)).conj().imag
+    out = sv.entmax_attention(q, k, v, attn_mask=mask)
+    plain = [t.resolve_neg() for t in (q, k, v, mask)]
+    assert error(out, attention_reference(*(t.double() for t in plain[:3]), attn_mask=plain[3].double())) <= 1e-5
+
+
 def test_scale_of_zero_has_a_gradient():
     q, k, v = qkv(5, 20)
     check_gradients({"q": q, "k": k, "v": v, "scale": torch.zeros(2, 1, 1)}, draw(1, 2, 5, 16, seed=3))

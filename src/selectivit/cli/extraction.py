@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selectivit.cli.feature_files import file_digest, kept_record, save_photo
+from selectivit.cli.feature_files import kept_record, save_photo
 from selectivit.cli.jobs import Outcome, Photo
 from selectivit.cli.memory import ADVICE, out_of_memory, within_memory
 from selectivit.cli.reading import ReadyPhoto, ready_photo
+from selectivit.data.digest import file_digest
 from selectivit.data.writing import WriteError
 
 if TYPE_CHECKING:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selectivit.cli.jobs import Photo
+from selectivit.cli.jobs import Photo, is_others
 from selectivit.cli.reading import ReadyPhoto
 from selectivit.data.writing import write_atomic
 
@@ -28,28 +26,12 @@ def targets(photo: Photo, out: Path) -> tuple[Path, Path]:
         The features and the picture.
 
     Example:
-        >>> from selectivit.cli.jobs import Photo
+        >>> from selectivit.cli.jobs import Photo, is_others
         >>> [p.as_posix() for p in targets(Photo(Path("a/b.jpg"), "b"), Path("out"))]
         ['out/b.safetensors', 'out/b.pca.png']
     """
     # Never the photo's own name: a job may well write into the folder that it reads.
     return out / f"{photo.name}.safetensors", out / f"{photo.name}.pca.png"
-
-
-def file_digest(path: Path) -> str:
-    """Identify a file by its content.
-
-    Args:
-        path: the file.
-
-    Returns:
-        Its SHA-256 in hexadecimal digits.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def kept_record(photo: Photo, out: Path, settings: dict[str, Any], digest: str) -> dict[str, Any] | None:
@@ -94,11 +76,9 @@ def holds_another(photo: Photo, out: Path) -> bool:
     try:
         with safe_open(targets(photo, out)[0], framework="pt") as file:
             metadata = file.metadata() or {}
-        if "source" not in metadata or os.path.abspath(metadata["source"]) == os.path.abspath(photo.path):
-            return False
-        return metadata.get("source_sha256") != file_digest(photo.path)
-    except (SafetensorError, OSError):  # nothing there, not ours, or a photo that is skipped later
+    except (SafetensorError, OSError):  # nothing there, or not ours
         return False
+    return "source" in metadata and is_others(photo, metadata["source"], metadata.get("source_sha256"))
 
 
 def save_photo(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from selectivit.cli.naming import beside_others, name_outputs
+from selectivit.cli.ranks import Ranks
+from selectivit.data.digest import file_digest
 from selectivit.data.writing import WriteError, write_json
 
 COMPANIONS = {
@@ -130,6 +133,89 @@ def write_index(
     except WriteError as error:
         outcome.stopped = str(error)
         print(f"stopped: {error}", file=sys.stderr)
+
+
+def work_through(
+    work: Callable[[], None],
+    index: Path,
+    settings: dict[str, Any],
+    outcome: Outcome,
+    photos: Sequence[Photo],
+    files: Sequence[str],
+    ranks: Ranks,
+) -> None:
+    """Do a process's share; an interruption leaves the index of what is done.
+
+    Args:
+        work: fills the outcome.
+        index: the JSON file.
+        settings: all that the results depend on beside the photo.
+        outcome: of this process.
+        photos: all of them.
+        files: as for `write_index`.
+        ranks: the processes.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C.
+    """
+    try:
+        work()
+    except KeyboardInterrupt:
+        outcome.stopped = "interrupted"
+        if ranks.size == 1:
+            write_index(index, settings, outcome, photos, files)
+        raise
+
+
+def finish(
+    index: Path,
+    settings: dict[str, Any],
+    outcome: Outcome,
+    photos: Sequence[Photo],
+    files: Sequence[str],
+    ranks: Ranks,
+) -> int:
+    """Put the ranks' outcomes together, write the index, say what was done.
+
+    Args:
+        index: the JSON file.
+        settings: all that the results depend on beside the photo.
+        outcome: of this process.
+        photos: all of them.
+        files: as for `write_index`.
+        ranks: the processes; each waits here for the others.
+
+    Returns:
+        The exit status: 0 all done, 1 something was skipped, 2 nothing could be done.
+    """
+    whole = merge(ranks.gather(outcome), photos)
+    if ranks.rank == 0:
+        write_index(index, settings, whole, photos, files)
+        kept = sum(entry["state"] == "kept" for entry in whole.done)
+        print(f"{len(whole.done)} done ({kept} kept), {len(whole.skipped)} skipped: {index}")
+    # torchrun ends all processes as soon as one fails: not before the index is written.
+    stopped = any(ranks.gather(whole.stopped))
+    return (1 if whole.done else 2) if stopped or whole.skipped else 0
+
+
+def is_others(photo: Photo, source: Any, digest: Any) -> bool:
+    """Whether results made from `source`, whose content had the digest, are another photo's than this one's.
+
+    Args:
+        photo: the photo.
+        source: the path that the results name.
+        digest: `file_digest` of what it held then.
+
+    Returns:
+        False for the same path (the photo may have been edited since), the same content (it may have been moved), and
+        a photo that cannot be read, which is skipped later.
+    """
+    if os.path.abspath(str(source)) == os.path.abspath(photo.path):
+        return False
+    try:
+        return digest != file_digest(photo.path)
+    except OSError:
+        return False
 
 
 def _earlier(path: Path, settings: dict[str, Any], done: set[str], files: Sequence[str]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from selectivit.cli.jobs import Outcome, find_photos, merge, write_index
+from selectivit.cli.jobs import Outcome, find_photos, finish, work_through
 from selectivit.cli.options import RunOptions, add_options, option, pick_device, take
 from selectivit.cli.progress import progress
 from selectivit.cli.ranks import Ranks, torchrun_ranks
@@ -97,21 +97,9 @@ def _run(options: Namespace, ranks: Ranks) -> int:
     settings = _settings(where, what, segmenter)
     share = ranks.share(photos)
     with progress("photos", len(share), shown=ranks.rank == 0) as tell:
-        try:
-            SegmentationJob(segmenter, out, settings, outcome, tell).run(share)
-        except KeyboardInterrupt:
-            outcome.stopped = "interrupted"
-            if ranks.size == 1:
-                write_index(out / INDEX, settings, outcome, photos, FILES)
-            raise
-    whole = merge(ranks.gather(outcome), photos)
-    if ranks.rank == 0:
-        write_index(out / INDEX, settings, whole, photos, FILES)
-        kept = sum(entry["state"] == "kept" for entry in whole.done)
-        print(f"{len(whole.done)} done ({kept} kept), {len(whole.skipped)} skipped: {out / INDEX}")
-    # torchrun ends all processes as soon as one fails: not before the index is written.
-    stopped = any(ranks.gather(whole.stopped))
-    return (1 if whole.done else 2) if stopped or whole.skipped else 0
+        job = SegmentationJob(segmenter, out, settings, outcome, tell)
+        work_through(lambda: job.run(share), out / INDEX, settings, outcome, photos, FILES, ranks)
+    return finish(out / INDEX, settings, outcome, photos, FILES, ranks)
 
 
 def read_labels(labels: str | None, labels_file: str | None) -> list[str]:

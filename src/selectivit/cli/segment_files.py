@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selectivit.cli.feature_files import file_digest
-from selectivit.cli.jobs import Photo
+from selectivit.cli.jobs import Photo, is_others
 from selectivit.data.writing import write_atomic, write_json
 
 if TYPE_CHECKING:
@@ -78,12 +76,7 @@ def holds_another(photo: Photo, out: Path) -> bool:
         False where there is nothing, or what the same photo left, be it edited or moved since.
     """
     record = _read(targets(photo, out)[0])
-    if record is None or os.path.abspath(str(record["entry"].get("source"))) == os.path.abspath(photo.path):
-        return False
-    try:
-        return record["source_sha256"] != file_digest(photo.path)
-    except OSError:  # a photo that is skipped later
-        return False
+    return record is not None and is_others(photo, record["entry"].get("source"), record["source_sha256"])
 
 
 def save_segmentation(

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selectivit.cli.feature_files import file_digest
 from selectivit.cli.jobs import Outcome, Photo
 from selectivit.cli.memory import ADVICE, within_memory
 from selectivit.cli.segment_files import kept_entry, save_segmentation
+from selectivit.data.digest import file_digest
 from selectivit.data.writing import WriteError
 
 if TYPE_CHECKING:

@@ -1,9 +1,10 @@
-"""Weights and lists of names, known again by their content."""
+"""Weights, files and lists of names, known again by their content."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -47,3 +48,19 @@ def names_digest(names: Iterable[str]) -> str:
     for name in names:
         digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
     return digest.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Identify a file by its content.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Its SHA-256 in hexadecimal digits.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .layout import folded_mask, four_dims
 from .library import available, done, names, resolved, status, threads, using
 from .structs import ATTENTION, GRADIENTS, ROWS
 
@@ -247,14 +248,7 @@ def _summed_like(rows: Tensor, values: Tensor) -> Tensor:
 
 def _values(t: Tensor | None) -> Tensor | None:
     """Numbers per row or head: float32, four dims."""
-    return None if t is None else _four_dims(t.float().resolve_neg())
-
-
-def _four_dims(t: Tensor) -> Tensor:
-    """(B, H, …): further leading dims folded into B, missing ones added."""
-    while t.ndim < 4:
-        t = t.unsqueeze(0)
-    return t if t.ndim == 4 else t.flatten(0, -4)
+    return None if t is None else four_dims(t.float())
 
 
 def _rows(t: Tensor) -> Tensor:
@@ -262,23 +256,18 @@ def _rows(t: Tensor) -> Tensor:
     if t.dtype != torch.float32 or t.is_neg():  # a view that torch negates when it reads it
         t = t.float().resolve_neg()
     if t.ndim != 4:
-        t = _four_dims(t)
+        t = four_dims(t)
     if t.shape[-1] % 16:
         t = torch.nn.functional.pad(t, (0, -t.shape[-1] % 16))  # in the order of t's dims in memory
     return t if t.stride(-1) == 1 else t.contiguous()
 
 
 def _mask(mask: Tensor | None) -> Tensor | None:
-    """Bool or float32, four dims; what was broadcast stays broadcast through the conversion."""
-    if mask is None:
-        return None
-    shape, head = mask.shape, max(0, mask.ndim - 3)
-    small = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
-    if small.dtype not in (torch.bool, torch.float32):
-        small = small.float()
-    small = small.resolve_neg()
-    if small.shape[-1] > 1 and small.stride(-1) != 1:
-        small = small.contiguous()
-    small = small.expand(*shape[:head], *small.shape[head:])  # the dims that are folded into one, and those alone
-    folded = _four_dims(small)
-    return folded.expand(folded.shape[0], *(1,) * (3 - len(shape[head:])), *shape[head:])
+    return None if mask is None else folded_mask(mask, _readable_mask)
+
+
+def _readable_mask(mask: Tensor) -> Tensor:
+    """Bool or float32, the last dim contiguous."""
+    mask = mask if mask.dtype in (torch.bool, torch.float32) else mask.float()
+    mask = mask.resolve_neg()
+    return mask if mask.shape[-1] == 1 or mask.stride(-1) == 1 else mask.contiguous()

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .layout import folded_mask, four_dims
 from .triton_plan import LONGEST, BackwardPlan, Plan, padded, plan_backward, plan_forward
 
 LARGEST_WIDTH = 128
@@ -209,7 +210,7 @@ def attention_gradients(
     forward, plan = plan_forward(q, v), plan_backward(q, v)
     call = _Call(q, k, v, attn_mask, scale_rows, alpha, scale)
     words, tops, shifts, out2 = _parts(saved, q, v, forward)
-    g = _four_dims(grad)
+    g = four_dims(grad)
     dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     deltas = torch.empty_like(tops)
     dscale = None if scale_rows is None else torch.empty(*q.shape[:-1], 1, dtype=torch.float32, device=q.device)
@@ -249,9 +250,9 @@ class _Call:
         alpha: float,
         scale: float,
     ) -> None:
-        q, k, v = (_four_dims(t) for t in (q, k, v))
-        mask = q if attn_mask is None else _mask(attn_mask)
-        scales = q if scale_rows is None else _four_dims(scale_rows)
+        q, k, v = (four_dims(t) for t in (q, k, v))
+        mask = q if attn_mask is None else folded_mask(attn_mask, _readable_mask)
+        scales = q if scale_rows is None else four_dims(scale_rows)
         self.inputs = (q, k, v, mask, scales)
         self.input_strides = (*q.stride(), *k.stride(), *v.stride())
         self.other_strides = (*mask.stride(), *scales.stride()[:3])
@@ -290,23 +291,11 @@ def _precision(dtype: torch.dtype) -> str:
     return "tf32" if rounded else "ieee"
 
 
-def _four_dims(t: Tensor) -> Tensor:
-    """(B, H, …): further leading dims folded into B, missing ones added."""
-    while t.ndim < 4:
-        t = t.unsqueeze(0)
-    return t if t.ndim == 4 else t.flatten(0, -4)
-
-
-def _mask(mask: Tensor) -> Tensor:
-    """Four dims, bool as bytes; what was broadcast stays broadcast through the conversion and the fold."""
-    shape, head = mask.shape, max(0, mask.ndim - 3)
-    small = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
-    if small.dtype == torch.bool:
-        small = small.view(torch.uint8)
-    elif small.dtype not in DTYPES:
-        small = small.float()
-    small = _four_dims(small.expand(*shape[:head], *small.shape[head:]))
-    return small.expand(small.shape[0], *(1,) * (3 - len(shape[head:])), *shape[head:])
+def _readable_mask(mask: Tensor) -> Tensor:
+    """Bool as bytes, or a float that Triton knows."""
+    if mask.dtype == torch.bool:
+        return mask.view(torch.uint8)
+    return mask if mask.dtype in DTYPES else mask.float()
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
