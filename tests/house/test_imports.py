@@ -33,6 +33,7 @@ HOSTS = {
     "torchvision": {"swap/torch_mha.py", "data"},
     "matplotlib": {"vis"},
     "rich": {"cli"},
+    "umap": {"vis/umap.py"},
     "jsonargparse": {"cli"},
     "onnx": {"models"},
     "PIL": {"data", "vis", "cli"},

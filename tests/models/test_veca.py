@@ -41,6 +41,7 @@ def test_what_comes_out():
     assert out.projected_cls is not None and out.projected_cls.shape == (2, 20)
     assert out.projected_patches is not None and out.projected_patches.shape == (2, 24, 20)
     assert [m.shape for m in out.core_maps] == [(2, 2, 5, 24)] * 2
+    assert [m.shape for m in out.patch_maps] == [(2, 2, 24, 5)] * 2
     plain = small()(images(1))
     assert plain.projected_cls is plain.projected_patches is None and plain.core_maps == ()
     assert plain.cores.shape == (1, 12, 32)

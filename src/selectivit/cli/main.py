@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from selectivit.cli import budget, compare, distill, doctor, features, models, segment
+from selectivit.cli import budget, compare, cores, distill, doctor, features, models, segment, umap
 from selectivit.cli.memory import ADVICE, out_of_memory
 
 COMMANDS = {
@@ -19,6 +19,8 @@ COMMANDS = {
     "segment": segment,
     "distill": distill,
     "budget": budget,
+    "cores": cores,
+    "umap": umap,
 }
 """Name -> module with HELP, add_arguments(parser) and run(options) -> exit status."""
 
