@@ -35,8 +35,8 @@ class UmapOptions:
     num_cores: int | None = option(None, "N", "cores that a core-periphery model (VECA) is to use; default: all")
     photos: int = option(12, "N", "photos that are taken at most, the first ones: more colours could not be told apart")
     points: int = option(4000, "N", "patches that are taken at most, of each photo as many, drawn at random")
-    neighbours: int = option(15, "N", "neighbours that a patch is held to: few show detail, many the whole")
-    min_dist: float = option(0.1, "D", "how near to each other points may come, 0 to 1")
+    neighbours: int = option(30, "N", "neighbours that a patch is held to: few show detail, many the whole")
+    min_dist: float = option(0.3, "D", "how near to each other points may come, 0 to 1")
 
 
 @dataclass(frozen=True)

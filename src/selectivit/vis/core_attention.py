@@ -119,9 +119,7 @@ def _draw_curves(figure: FigureBase, found: CoreStatistics, num_patches: int) ->
 
 
 def _band(axes: Axes, values: Tensor, colour: str, label: str) -> None:
-    import numpy as np
-
-    cores = values.numpy()  # (layers, C)
-    low, high = np.nanquantile(cores, [0.1, 0.9], axis=1)
-    axes.fill_between(range(len(cores)), low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.plot(range(len(cores)), np.nanmean(cores, axis=1), color=colour, marker="o", markersize=4, label=label)
+    low, high = (values.nanquantile(q, 1).numpy() for q in (0.1, 0.9))  # (layers,); NaN where no core has a value
+    axes.fill_between(range(len(values)), low, high, color=colour, alpha=0.15, linewidth=0)
+    mean = values.nanmean(1).numpy()
+    axes.plot(range(len(values)), mean, color=colour, marker="o", markersize=4, label=label)

@@ -59,7 +59,7 @@ def require_umap() -> Any:
     return umap
 
 
-def umap_points(features: Tensor, *, neighbours: int = 15, min_dist: float = 0.1, seed: int = 0) -> Tensor:
+def umap_points(features: Tensor, *, neighbours: int = 30, min_dist: float = 0.3, seed: int = 0) -> Tensor:
     """Lay features out in the plane by UMAP on their cosine distances; the same seed gives the same points.
 
     Args:
@@ -128,7 +128,7 @@ def umap_figure(photos: Sequence[PhotoPatches], *, title: str = "") -> Figure:
     right.set_title("what is seen there", fontsize=11)
     for axes in (left, right):
         axes.set(xticks=[], yticks=[])
-        axes.set_aspect("equal")
+        axes.set_box_aspect(1)  # the plane's directions have no unit: each fills the panel
     upper.suptitle(shorten(title), fontsize=12, parse_math=False)
     _key(lower, photos, colours, rows, columns)
     return figure
@@ -141,10 +141,9 @@ def _scatter(axes: Axes, photos: Sequence[PhotoPatches], colours: Sequence[Any])
     shades = torch.tensor(colours)[owners[order]].numpy()
     axes.scatter(*points[order].T.numpy(), c=shades, s=7, linewidths=0, alpha=0.8)
     low, high = points.amin(0), points.amax(0)
-    middle, half = (low + high) / 2, (high - low).max().clamp_min(1e-6) * 0.53  # a square
-    axes.set(
-        xlim=(float(middle[0] - half), float(middle[0] + half)), ylim=(float(middle[1] - half), float(middle[1] + half))
-    )
+    edge = (high - low).clamp_min(1e-6) * 0.03
+    (left, bottom), (right, top) = (low - edge).tolist(), (high + edge).tolist()
+    axes.set(xlim=(left, right), ylim=(bottom, top))
 
 
 def _crops(axes: Axes, photos: Sequence[PhotoPatches], colours: Sequence[Any], limits: tuple[Any, Any]) -> None:
@@ -153,7 +152,8 @@ def _crops(axes: Axes, photos: Sequence[PhotoPatches], colours: Sequence[Any], l
     canvas = torch.ones(CELLS * CELL, CELLS * CELL, 3)
     nearest: dict[tuple[int, int], tuple[float, int, int]] = {}
     for i, photo in enumerate(photos):
-        scaled = (photo.points - torch.tensor([left, bottom])) / (right - left) * CELLS  # (P, 2), 0..CELLS
+        spans = torch.tensor([right - left, top - bottom])
+        scaled = (photo.points - torch.tensor([left, bottom])) / spans * CELLS  # (P, 2), 0..CELLS
         cells = scaled.floor().clamp(0, CELLS - 1)
         distances = (scaled - cells - 0.5).norm(dim=-1).tolist()
         for j, (x, y) in enumerate(cells.int().tolist()):
@@ -162,7 +162,7 @@ def _crops(axes: Axes, photos: Sequence[PhotoPatches], colours: Sequence[Any], l
         place = canvas[(CELLS - 1 - y) * CELL :, x * CELL :][:CELL, :CELL]
         place[1:-1, 1:-1] = torch.tensor(colours[i])
         place[3:-3, 3:-3] = _crop(photos[i], j, CELL - 6)
-    axes.imshow(canvas.numpy(), extent=(left, right, bottom, top))
+    axes.imshow(canvas.numpy(), extent=(left, right, bottom, top), aspect="auto")
 
 
 def _crop(photo: PhotoPatches, index: int, side: int) -> Tensor:
@@ -178,11 +178,11 @@ def _crop(photo: PhotoPatches, index: int, side: int) -> Tensor:
 
 
 def _key(figure: FigureBase, photos: Sequence[PhotoPatches], colours: Sequence[Any], rows: int, columns: int) -> None:
-    cells = figure.subplots(rows, columns, squeeze=False).flat
+    cells = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
     for axes, photo, colour in zip(cells, photos, colours, strict=False):
         show(axes, photo.photo, (photo.photo.shape[0], photo.photo.shape[1]))
         axes.set(xticks=[], yticks=[])
         axes.set_title(shorten(photo.name, 20), fontsize=9, parse_math=False)
         axes.spines[:].set(color=colour, linewidth=4)
-    for axes in list(cells)[len(photos) :]:
+    for axes in cells[len(photos) :]:
         axes.axis("off")
