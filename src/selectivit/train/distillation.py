@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as L
@@ -19,6 +20,7 @@ from selectivit.train.optimizers import MuonAdamW, gradients_finite
 from selectivit.train.pair import Pair
 from selectivit.train.schedule import Schedule
 from selectivit.train.settings import DistillSettings
+from selectivit.train.teacher_cache import TeacherCache
 
 
 class NotFiniteError(ValueError):
@@ -33,10 +35,19 @@ class Distillation(L.LightningModule):
         settings: what decides the result.
         schedule: sizes and rates by step.
         batches: this process's samples, to check that data and step agree.
+        cache: of the teacher's tokens, where crops come again.
     """
 
-    def __init__(self, pair: Pair, settings: DistillSettings, schedule: Schedule, batches: StepBatches):
+    def __init__(
+        self,
+        pair: Pair,
+        settings: DistillSettings,
+        schedule: Schedule,
+        batches: StepBatches,
+        cache: TeacherCache | None = None,
+    ):
         super().__init__()
+        self.cache = cache
         self.pair, self.settings, self.schedule, self.batches = pair, settings, schedule, batches
         self.draw: BudgetDraw | None = None
         if pair.num_cores is not None:
@@ -53,7 +64,7 @@ class Distillation(L.LightningModule):
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         """Move the images; 8-bit, a quarter of the traffic."""
-        return Batch(batch.images.to(device, non_blocking=True), batch.first, batch.skipped)
+        return replace(batch, images=batch.images.to(device, non_blocking=True))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of one part of a step."""
@@ -65,7 +76,8 @@ class Distillation(L.LightningModule):
         budget = None if self.draw is None else self.draw.at(step, self.settings.seed)
         # The same numbers in all processes and parts: a student's own augmentation is one draw a step.
         with seeded(derived_seed(self.settings.seed, "student", step), self.device):
-            student, teacher = self.pair.both(batch.images, budget)
+            taught = None if self.cache is None else self.cache.teach(batch)
+            student, teacher = self.pair.both(batch.images, budget, taught)
         parts = distillation_losses(student, teacher, self.settings.losses)
         values = torch.stack(list(parts.values())).detach().tolist()  # one wait for the card, not four
         found = dict(zip(parts, values, strict=True))
