@@ -229,6 +229,16 @@ def test_features_take_wrappers_single_images_and_other_sizes():
     assert prepared.mean == (0.5,) * 3 and prepared.patch_size == 8 and prepared.image_size == (32, 32)
 
 
+@torch.no_grad()
+def test_features_of_a_padding_model_are_those_of_its_forward():
+    model, x = small(pad=True), images(2, 35, 45)
+    found = sv.features(model, x, num_cores=5)
+    assert found.grid == (5, 6)
+    assert torch.equal(found.patch_tokens, model(x, 5).patch_tokens)
+    padded = torch.nn.functional.pad(x, (0, 3, 0, 5))
+    assert torch.equal(found.map, sv.features(small(), padded, num_cores=5).map)
+
+
 def test_features_of_other_models_have_no_budget():
     torchvision = pytest.importorskip("torchvision")
     vit = torchvision.models.VisionTransformer(32, 16, 1, 2, 16, 32)
