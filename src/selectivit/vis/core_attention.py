@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from selectivit.vis.attention import COLOUR_MAP, draw_attention, weight_scale
+from selectivit.vis.attention import COLOUR_MAP, draw_attention
 from selectivit.vis.core_statistics import CoreStatistics
 from selectivit.vis.curves import COLOURS
 from selectivit.vis.panels import panel_height, photo_panels, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure, FigureBase
 
 MARK = "#D55E00"
@@ -78,11 +81,12 @@ def _draw_maps(
     from matplotlib.cm import ScalarMappable
 
     cells = photo_panels(figure, len(cores), len(layers))
-    norm = weight_scale(maps[list(layers)][:, list(cores)], decades=2.0)
+    shares = maps * maps[0, 0].numel()  # 1 is what each patch gets where a core takes from all alike
+    norm = _scale(shares[list(layers)][:, list(cores)])
     height, width = photo.shape[:2]
     for line, core in zip(cells, cores, strict=True):
         for axes, layer in zip(line, layers, strict=True):
-            draw_attention(axes, photo, maps[layer, core], norm)
+            draw_attention(axes, photo, shares[layer, core], norm)
             x, y = ((coords[layer, core] + 1) / 2).tolist()
             axes.plot([x * width], [y * height], "o", color=MARK, markeredgecolor="white", markersize=6)
         line[0].set_ylabel(f"core {core}" + ("\n(the image's)" if core == 0 else ""), fontsize=10)
@@ -91,15 +95,30 @@ def _draw_maps(
     bar = figure.colorbar(
         ScalarMappable(norm, COLOUR_MAP), ax=cells, orientation="horizontal", fraction=0.03, pad=0.01, aspect=60
     )
-    bar.set_label("weight of a patch, mean over heads; grey: 0 in every head; dot: where the core is", fontsize=9)
+    ticks = torch.logspace(math.log10(norm.vmin), math.log10(norm.vmax), 5, dtype=torch.float64).tolist()
+    bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
+    bar.minorticks_off()
+    bar.set_label("weight of a patch over an even share, mean over heads; grey: 0 in every head; dot: core", fontsize=9)
     bar.ax.tick_params(labelsize=9)
+
+
+def _scale(shares: Tensor) -> LogNorm:
+    """One logarithmic scale over what there is, its ends cut, at least from half to double."""
+    from matplotlib.colors import LogNorm
+
+    there = shares[shares > 0].double()
+    if not len(there):
+        there = torch.ones(1, dtype=torch.float64)
+    ordered = there.sort().values  # torch.quantile stops at 2^24 values
+    low, high = (float(ordered[round(share * (len(ordered) - 1))]) for share in (0.02, 0.998))
+    return LogNorm(min(low, 0.5), max(high, 2.0), clip=True)
 
 
 def _draw_curves(figure: FigureBase, found: CoreStatistics, num_patches: int) -> None:
     left, middle, right = figure.subplots(1, 3)
     _band(left, 100 * found.effective_patches / num_patches, COLOURS[0], "")
     left.set_title(f"width: effective patches, % of {num_patches}", fontsize=10)
-    left.set_ylim(bottom=0)
+    left.set_ylim(0, 105)
     _band(middle, 100 * found.blob_overlap, COLOURS[0], "")
     middle.set_title("% under its own round blob", fontsize=10)
     middle.set_ylim(0, 100)
