@@ -64,8 +64,8 @@ def show(axes: Axes, picture: Tensor, size: tuple[int, int]) -> None:
         >>> from matplotlib.figure import Figure
         >>> panel = Figure().subplots()
         >>> show(panel, Tensor(2, 3, 3).fill_(0.5), (28, 42))
-        >>> panel.get_xlim()
-        (0.0, 42.0)
+        >>> [float(edge) for edge in panel.get_xlim()]
+        [0.0, 42.0]
     """
     height, width = size
     axes.imshow(
