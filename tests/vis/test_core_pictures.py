@@ -73,9 +73,9 @@ def test_numbers_of_places_and_listeners():
 def test_the_listening_picture_has_each_patch_in_its_cores_colour():
     """A white photo under four patches, one a core: the panel holds the cores' own colours in their places."""
     winners, coords = torch.tensor([[[0, 1], [2, 3]]]), torch.zeros(1, 4, 2)
-    figure = core_listeners_figure(torch.ones(40, 40, 3), {4: winners}, {4: coords}, [0])
+    figure = core_listeners_figure(torch.ones(40, 80, 3), {4: winners}, {4: coords}, [0])
     shown = np.asarray(figure.axes[1].images[0].get_array())
-    for core, place in enumerate(((5, 5), (5, 35), (35, 5), (35, 35))):
+    for core, place in enumerate(((5, 10), (5, 70), (35, 10), (35, 70))):
         np.testing.assert_allclose(shown[place], core_colours(4)[core], atol=1e-6)
 
 

@@ -13,6 +13,7 @@ from selectivit.vis.core_paths import core_colours
 from selectivit.vis.umap import CELL, CELLS, PhotoPatches, umap_figure, umap_points
 
 
+@pytest.mark.timeout(900)  # Numba compiles for ten seconds of a whole core
 def test_groups_stay_together_and_the_seed_decides():
     pytest.importorskip("umap", reason="umap-learn is the extra `umap`")
     torch.manual_seed(0)

@@ -26,6 +26,7 @@ COMPANIONS = {
     ".attention.png": ".cores.json",
     ".paths.png": ".cores.json",
     ".listening.png": ".cores.json",
+    "umap.png": "umap.json",
 }
 """How the pictures that commands write end, and what then lies beside them."""
 
