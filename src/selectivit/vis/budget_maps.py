@@ -49,7 +49,8 @@ def budget_maps_figure(photo: Tensor, maps: Mapping[tuple[int, int], Tensor], *,
         for axes, budget in zip(line[1:], budgets, strict=True):
             show(axes, pictures[size, budget], size_of_photo)
         h, w = maps[size, budgets[0]].shape[1:]
-        line[1].set_ylabel(f"{size} px\n{h} × {w} patches", fontsize=10)
+        flat = {"rotation": 0, "ha": "right", "va": "center"} if panel_height(photo, width) < 1.4 else {}
+        line[1].set_ylabel(f"{size} px\n{h} × {w} patches", fontsize=10, **flat)
     show(cells[0, 0], photo, size_of_photo)
     cells[0, 0].set_title("photo", fontsize=11)
     for axes in cells[1:, 0]:
