@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from selectivit.cli import budget, compare, distill, doctor, features, models, regions, segment
+from selectivit.cli import analyse, budget, compare, distill, doctor, features, models, regions, segment
 from selectivit.cli.memory import ADVICE, out_of_memory
 
 COMMANDS = {
@@ -18,6 +18,7 @@ COMMANDS = {
     "compare": compare,
     "segment": segment,
     "regions": regions,
+    "analyse": analyse,
     "distill": distill,
     "budget": budget,
 }
@@ -86,8 +87,8 @@ def _parser():
     for name, module in COMMANDS.items():
         command = jsonargparse.ArgumentParser(description=module.__doc__)
         command.add_argument("--config", action="config", help="file with options of this command, YAML or JSON")
+        commands.add_subcommand(name, command, help=module.HELP)  # before its own: nested ones must come in this order
         module.add_arguments(command)
-        commands.add_subcommand(name, command, help=module.HELP)
     return parser
 
 
