@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import jsonargparse
 from jsonargparse import ArgumentParser, Namespace
 
-from selectivit.cli.analysis_kinds import KINDS, Cell, DataOptions, Kind, ReadingOptions, sources
+from selectivit.cli.analysis_kinds import KINDS, Cell, Kind, sources
+from selectivit.cli.analysis_options import DataOptions, ReadingOptions
 from selectivit.cli.journal import Journal
 from selectivit.cli.options import RunOptions, add_options, parse_layers, pick_device, take
 from selectivit.cli.progress import progress
@@ -23,7 +24,7 @@ from selectivit.cli.ranks import Ranks, torchrun_ranks
 from selectivit.data.writing import check_writable
 
 if TYPE_CHECKING:
-    from selectivit.cli.analysis_study import Spread
+    from selectivit.cli.analysis_results import Spread
     from selectivit.data.segmentation import SegmentationData
 
 HELP = "diffuseness of attention, entmax's gain against it, controls, resolution, backbones, depth and alpha"
@@ -68,7 +69,8 @@ def run(options: Namespace) -> int:
 
 def _run(name: str, options: Namespace, ranks: Ranks) -> int:
     from selectivit.cli.analysis_report import report
-    from selectivit.cli.analysis_study import Study, Work
+    from selectivit.cli.analysis_results import Study
+    from selectivit.cli.analysis_work import Work
     from selectivit.data.segmentation import open_segmentation
 
     kind, where, part = KINDS[name], take(RunOptions, options), take(DataOptions, options)
@@ -110,7 +112,7 @@ def _plan(kind: Kind, where: RunOptions, what: Any, reading: ReadingOptions | No
 
 def _spread(name: str, what: Any, reading: ReadingOptions | None) -> Spread | None:
     """What is measured of the attention: all for diffuseness, softmax's in the last layer for the gain."""
-    from selectivit.cli.analysis_study import Spread
+    from selectivit.cli.analysis_results import Spread
     from selectivit.ops.selective import AttentionRule
 
     if name == "diffuseness":

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from selectivit.cli.analysis_study import Spread, Study
+from selectivit.cli.analysis_results import Spread, Study
 from selectivit.eval.diffuseness import MEASURES, Diffuseness
 
 Row = dict[str, Any]

@@ -11,7 +11,7 @@ from selectivit.data.writing import write_atomic, write_json
 
 if TYPE_CHECKING:
     from selectivit.cli.analysis_kinds import Cell
-    from selectivit.cli.analysis_study import Spread, Study
+    from selectivit.cli.analysis_results import Spread, Study
     from selectivit.data.segmentation import SegmentationData
 
 Row = dict[str, Any]
@@ -55,7 +55,8 @@ def report(
     if not used:
         print("no photo could be used", file=sys.stderr)
         return 2
-    title = f"{settings['model']} on {data.name} {data.split}, {used} photos"
+    names = ", ".join(_short(name.strip()) for name in settings["model"].split(","))
+    title = f"{names} on {data.name} {data.split}, {used} photos"
     content: dict[str, Any] = {"kind": kind, "settings": settings, "photos": used, "skipped": skipped}
     if spread is not None and kind == "diffuseness":
         from selectivit.cli.analysis_diffuseness import diffuseness_rows
@@ -75,6 +76,11 @@ def report(
         print(f"correlation of the gain with {name}: {'none' if value is None else f'{value:.2f}'}")
     print(path, image, sep="\n")
     return 1 if skipped else 0
+
+
+def _short(model: str) -> str:
+    """A model's name, a folder's without those above it."""
+    return Path(model).name if Path(model).is_dir() else model
 
 
 def _row(cell: Cell, counts: Any, classes: Sequence[str]) -> Row:
@@ -98,14 +104,20 @@ def _summary(
         assert spread is not None  # the gain is measured against it
         points = gain_points(flat, spread, study)
         found = {"points": points, "correlation": correlations(points)}
-        return points, found, scatter_picture(points, found["correlation"], title)
+        shown = _named(points)
+        return shown, found, scatter_picture(shown, found["correlation"], title)
     if kind == "resolution":
         return flat, {}, lines_picture(flat, title)
     if kind == "grid":
         return flat, {}, grid_picture(flat, title)
     series = "attention" if kind == "controls" else "normalizer"
     groups = ("scores",) if kind == "controls" or len({row.get("model") for row in flat}) == 1 else ("model", "scores")
-    return flat, {}, bars_picture(flat, groups, series, title)
+    shown = _named(flat)
+    return shown, {}, bars_picture(shown, groups, series, title)
+
+
+def _named(rows: Sequence[Row]) -> list[Row]:
+    return [{**row, "model": _short(row["model"])} if "model" in row else row for row in rows]
 
 
 def show(rows: Sequence[Mapping[str, Any]], title: str) -> None:

@@ -174,19 +174,19 @@ def _weights(call: Call, rule: AttentionRule, rows: Tensor, maps: dict[Any, Tens
 
 def _measures(weights: Tensor, rows: Tensor, classes: Tensor, prefix: int) -> Tensor:
     """Sums over queries of each measure, (measures, H); weights (H, n, L) of the patches `rows`."""
-    weights = weights.double()
     patches = weights[..., prefix:]  # (H, n, N)
-    has_class, same = classes != UNLABELLED, classes[rows, None] == classes  # (N,), (n, N)
-    labelled = (patches * has_class).sum(-1)
-    own = (patches * same).sum(-1)
+    # One product gives the mass on each class; patches without a label are class 0 here.
+    numbers = torch.where(classes == UNLABELLED, 0, classes + 1)
+    mass = patches @ F.one_hot(numbers).to(weights.dtype)  # (H, n, K + 1)
+    own = mass.gather(-1, numbers[rows].view(1, -1, 1).expand(len(mass), -1, 1))[..., 0]
     itself = patches[:, torch.arange(len(rows), device=rows.device), rows]
     parts = [
         own - itself,
-        labelled - own,
+        mass[..., 1:].sum(-1) - own,
         itself,
-        patches.sum(-1) - labelled,
+        mass[..., 0],
         weights[..., :prefix].sum(-1),
         torch.special.entr(weights).sum(-1).exp(),
         weights.count_nonzero(dim=-1) / weights.shape[-1],
     ]
-    return torch.stack(parts).sum(-1)
+    return torch.stack(parts).double().sum(-1)

@@ -81,13 +81,13 @@ def lines_picture(rows: Rows, title: str = "") -> bytes:
         for normalizer, style in (("softmax", "--"), ("entmax", "-")):
             some = sorted((r for r in rows if (r["scores"], r["normalizer"]) == (source, normalizer)), key=_size)
             values, colour = [_percent(row["miou"]) for row in some], SIX_COLOURS[sources.index(source) % 6]
-            kept = {"color": colour, "linestyle": style, "marker": "o", "label": f"{source} {normalizer}"}
-            axes.plot([row["size"] for row in some], values, linewidth=2, **kept)
+            sizes, label = [row["size"] for row in some], f"{source} {normalizer}"
+            axes.plot(sizes, values, color=colour, linestyle=style, marker="o", label=label, linewidth=2)
     axes.set_xticks(sorted({row["size"] for row in rows}))
     axes.set_xlabel("shorter side (px)", fontsize=10)
     axes.set_ylabel("mIoU (%)", fontsize=10)
     dress(axes)
-    figure.legend(loc="outside right upper", fontsize=9, frameon=False)
+    figure.legend(loc="outside right upper", fontsize=9, frameon=False, handlelength=4)
     return png(figure)
 
 
@@ -116,10 +116,12 @@ def grid_picture(rows: Rows, title: str = "") -> bytes:
     figure = _figure(max(5, len(alphas) + 2.5), max(3, 0.7 * len(depths) + 1.6), title)
     axes = figure.subplots()
     image = axes.imshow(values, cmap="viridis", aspect="auto")
+    known = [value for line in values for value in line if value == value] or [0.0]
+    middle = min(known) + 0.6 * (max(known) - min(known))
     for i, line in enumerate(values):
         for j, value in enumerate(line):
-            bright = image.norm(value) > 0.6
-            axes.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=9, color="black" if bright else "white")
+            colour = "black" if value > middle else "white"
+            axes.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=9, color=colour)
     axes.set_xticks(range(len(alphas)), ["softmax" if alpha == 1 else f"{alpha:g}" for alpha in alphas])
     axes.set_yticks(range(len(depths)), [f"last {depth}" for depth in depths])
     axes.set_xlabel("alpha", fontsize=10)
@@ -153,10 +155,11 @@ def scatter_picture(points: Rows, correlation: Mapping[str, float | None], title
         for i, model in enumerate(models):
             some = [point for point in known if point["model"] == model]
             at, gain = [factor * point[name] for point in some], [_percent(point["gain"]) for point in some]
-            mark = {"marker": MARKERS[i % len(MARKERS)], "color": SIX_COLOURS[i % 6], "linestyle": "none"}
-            axes.plot(at, gain, label=model, **mark)
-            for x, y, point in zip(at, gain, some, strict=True):
-                axes.annotate(point["scores"], (x, y), (5, 4), textcoords="offset points", fontsize=9)
+            mark, colour = MARKERS[i % len(MARKERS)], SIX_COLOURS[i % 6]
+            axes.plot(at, gain, label=model, marker=mark, color=colour, linestyle="none")
+            for j, (x, y, point) in enumerate(zip(at, gain, some, strict=True)):
+                place = (5, 4 if j % 2 else -11)  # names of near points, above and below in turns
+                axes.annotate(point["scores"], (x, y), place, textcoords="offset points", fontsize=9)
         axes.axhline(0, color="0.6", linewidth=0.8)
         axes.margins(x=0.15)
         axes.set_xlabel(

@@ -11,6 +11,7 @@ from selectivit.vis.pictures import SIX_COLOURS, dress, png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import FigureBase
 
 PANELS = {
     "same_class": "on other patches of the same class",
@@ -43,7 +44,7 @@ def diffuseness_picture(
 
     shown = [(measures.index(name), name) for name in PANELS if name in measures]
     figure = Figure(figsize=(4.2 * len(shown), 8.4), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1))
+    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.15, 1))[:, 0]
     panels = above.subplots(1, len(shown), squeeze=False)[0]
     for axes, (place, name) in zip(panels, shown, strict=True):
         share = name != "effective_tokens"
@@ -57,15 +58,10 @@ def diffuseness_picture(
         else:
             axes.set_ylim(bottom=0)
     handles, labels = panels[0].get_legend_handles_labels()
-    above.legend(
-        handles, labels, loc="outside upper center", ncols=max(1, (len(labels) + 1) // 2), fontsize=10, frameon=False
-    )
-    _heads(
-        below,
-        means[:, :, shown[-1 if len(shown) == 1 else 1][0]],
-        rules,
-        PANELS[shown[-1 if len(shown) == 1 else 1][1]],
-    )
+    columns = (len(labels) + 1) // 2  # softmax above entmax
+    above.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=10, frameon=False)
+    place, name = next((pair for pair in shown if pair[1] == "other_classes"), shown[0])
+    _heads(below, means[:, :, place], rules, PANELS[name])
     figure.suptitle(title, fontsize=12)
     return png(figure)
 
@@ -75,26 +71,26 @@ def _lines(axes: Axes, values: Tensor, rules: Sequence[tuple[str, str]]) -> None
     order = list(dict.fromkeys(source for source, _ in rules))
     for i, (source, normalizer) in enumerate(rules):
         colour = SIX_COLOURS[order.index(source) % len(SIX_COLOURS)]
-        style = {"linestyle": "--", "marker": "o"} if normalizer == "softmax" else {"linestyle": "-", "marker": "s"}
-        axes.plot(
-            values[:, i].tolist(), color=colour, label=f"{source} {normalizer}", linewidth=1.8, markersize=4, **style
-        )
+        line, mark = ("--", "o") if normalizer == "softmax" else ("-", "s")
+        label, points = f"{source} {normalizer}", values[:, i].tolist()
+        axes.plot(points, color=colour, linestyle=line, marker=mark, label=label, linewidth=1.8, markersize=4)
     dress(axes)
 
 
-def _heads(figure: object, values: Tensor, rules: Sequence[tuple[str, str]], what: str) -> None:
+def _heads(figure: FigureBase, values: Tensor, rules: Sequence[tuple[str, str]], what: str) -> None:
     """Heat maps of layer and head, one a rule; values (layers, rules, heads)."""
     sources = list(dict.fromkeys(source for source, _ in rules))
     normalizers = list(dict.fromkeys(normalizer for _, normalizer in rules))
-    panels = figure.subplots(len(normalizers), len(sources), squeeze=False)  # pyright: ignore[reportAttributeAccessIssue]
-    image, top = None, 100 * values.max().item()
+    panels = figure.subplots(len(normalizers), len(sources), squeeze=False)
+    top = 100 * values.max().item()
+    images = []
     for i, (source, normalizer) in enumerate(rules):
         axes = panels[normalizers.index(normalizer)][sources.index(source)]
         heads = 100 * values[:, i].T.double().numpy()
-        image = axes.imshow(heads, aspect="auto", cmap="viridis", vmin=0, vmax=top, interpolation="nearest")
+        images.append(axes.imshow(heads, aspect="auto", cmap="viridis", vmin=0, vmax=top, interpolation="nearest"))
         axes.set_title(f"{source} {normalizer}", fontsize=10)
         axes.set_xlabel("layer", fontsize=9)
         axes.set_ylabel("head", fontsize=9)
         axes.tick_params(labelsize=8)
         axes.set_yticks(range(len(heads)) if len(heads) <= 8 else range(0, len(heads), 4))
-    figure.colorbar(image, ax=panels, label=f"% of the mass {what}")  # pyright: ignore[reportAttributeAccessIssue]
+    figure.colorbar(images[0], ax=panels, label=f"% of the mass {what}")
