@@ -5,6 +5,8 @@ import os
 import pytest
 import torch
 
+WORDS = ["road", "car", "truck", "sky", "wall", "猫", "photo", "of", "a", "."]
+
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
@@ -20,6 +22,39 @@ def tiny_model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model") / "tiny"
     save_for_hf(model, str(folder), safe_serialization=True, model_args=arguments)
     return str(folder)
+
+
+def save_tiny_clip(folder, words):
+    """A random CLIP that transformers writes, with a tokenizer of a few words: 2 layers, patches of 8 px."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    vocabulary = {word: i for i, word in enumerate(["[UNK]", "[PAD]", "[BOS]", "[EOS]", *words])}
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "num_hidden_layers": 2}
+    special = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
+    text = sizes | special | {"vocab_size": max(20, len(vocabulary)), "max_position_embeddings": 16}
+    vision = sizes | {"patch_size": 8, "image_size": 32}
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
+    torch.manual_seed(0)
+    model = transformers.CLIPModel(config)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[BOS] $A [EOS]", special_tokens=[("[BOS]", 2), ("[EOS]", 3)]
+    )
+    names = {"unk_token": "[UNK]", "pad_token": "[PAD]", "bos_token": "[BOS]", "eos_token": "[EOS]"}
+    model.save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_clip(tmp_path_factory):
+    """A tiny CLIP in a local folder that knows ten words."""
+    return save_tiny_clip(tmp_path_factory.mktemp("clip") / "tiny", WORDS)
 
 
 def write_photo(path, size=(48, 32), seed=0, **options):
