@@ -6,10 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from clip_folders import save_clip
 from PIL import Image
 
-from conftest import write_photo
+from conftest import save_tiny_clip, write_photo
 from selectivit.openvocab import region_ranking
 
 WORDS = ["A", "red", "blue", "green", "glass", "cup", "."]
@@ -19,7 +18,7 @@ CAPTIONS = [{"id": i, "name": f"A {word} cup."} for i, word in enumerate(["red",
 @pytest.fixture(scope="session")
 def region_clip(tmp_path_factory):
     pytest.importorskip("transformers")
-    return save_clip(tmp_path_factory.mktemp("clip") / "tiny", WORDS)
+    return save_tiny_clip(tmp_path_factory.mktemp("clip") / "tiny", WORDS)
 
 
 @pytest.fixture

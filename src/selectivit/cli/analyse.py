@@ -26,6 +26,7 @@ from selectivit.data.writing import check_writable
 if TYPE_CHECKING:
     from selectivit.cli.analysis_results import Spread
     from selectivit.data.segmentation import SegmentationData
+    from selectivit.openvocab.presets import Preset
 
 HELP = "diffuseness of attention, entmax's gain against it, controls, resolution, backbones, depth and alpha"
 MODEL = "open_clip:ViT-B-16/openai"
@@ -76,11 +77,12 @@ def _run(name: str, options: Namespace, ranks: Ranks) -> int:
     kind, where, part = KINDS[name], take(RunOptions, options), take(DataOptions, options)
     what: Any = take(kind.options, options)
     reading = take(ReadingOptions, options) if kind.reads else None
-    models, cells = _plan(kind, where, what, reading)
-    spread = _spread(name, what, reading)
     out = Path(where.out)
     check_writable(out)
     data = open_segmentation(options.data, part.layout, part.split)
+    base = None if reading is None else _base(reading, where.seed, data.layout)
+    models, cells = _plan(kind, where, what, base)
+    spread = _spread(name, what, base)
     places = spaced(len(data), part.photos)
     share, study = ranks.share(places), Study()
     with Journal(out / "analyse.work", ranks) as journal, contextlib.ExitStack() as stack:
@@ -96,21 +98,22 @@ def _run(name: str, options: Namespace, ranks: Ranks) -> int:
     return ranks.gather(status)[0]
 
 
-def _plan(kind: Kind, where: RunOptions, what: Any, reading: ReadingOptions | None) -> tuple[list[str], list[Cell]]:
+def _base(reading: ReadingOptions, seed: int, layout: str) -> Preset:
+    """The preset that all cells share, as it was published for the data, with entmax of the given alpha."""
+    from selectivit.openvocab.published import preset_for
+
+    preset = replace(preset_for(reading.preset, layout), seed=seed, normalizer="entmax", alpha=reading.alpha)
+    return preset if reading.size is None else replace(preset, size=reading.size)
+
+
+def _plan(kind: Kind, where: RunOptions, what: Any, base: Preset | None) -> tuple[list[str], list[Cell]]:
     models = list(dict.fromkeys(part.strip() for part in where.model.split(",")))
     if len(models) > 1 and not kind.several:
         raise ValueError(f"this analysis takes one model, got --model {where.model}")
-    if reading is None:
-        return models, []
-    from selectivit.openvocab.presets import find_preset
-
-    preset = replace(find_preset(reading.preset), seed=where.seed, normalizer="entmax", alpha=reading.alpha)
-    if reading.size is not None:
-        preset = replace(preset, size=reading.size)
-    return models, kind.cells(models, preset, what)
+    return models, [] if base is None else kind.cells(models, base, what)
 
 
-def _spread(name: str, what: Any, reading: ReadingOptions | None) -> Spread | None:
+def _spread(name: str, what: Any, base: Preset | None) -> Spread | None:
     """What is measured of the attention: all for diffuseness, softmax's in the last layer for the gain."""
     from selectivit.cli.analysis_results import Spread
     from selectivit.ops.selective import AttentionRule
@@ -122,13 +125,8 @@ def _spread(name: str, what: Any, reading: ReadingOptions | None) -> Spread | No
             for normalizer in ("softmax", "entmax")
         ]
         return Spread(rules, parse_layers(what.layers), what.size)
-    if name == "gain" and reading is not None:
-        from selectivit.openvocab.presets import find_preset
-
-        size = reading.size or find_preset(reading.preset).size
-        if size is None:
-            raise ValueError(f"the preset {reading.preset!r} has no size of its own: give --size")
-        return Spread([AttentionRule("softmax", scores=source) for source in sources(what.scores)], -1, size)
+    if name == "gain" and base is not None:
+        return Spread([AttentionRule("softmax", scores=source) for source in sources(what.scores)], -1, base.size)
     return None
 
 

@@ -11,6 +11,7 @@ from selectivit.cli.analysis_results import Spread, Study
 from selectivit.eval.diffuseness import MEASURES, Diffuseness
 
 Row = dict[str, Any]
+DECIMALS = 6
 AGAINST = ("other_classes", "effective_tokens")
 """The measures of softmax's diffuseness that the gain is set against."""
 
@@ -31,14 +32,14 @@ def diffuseness_rows(spread: Spread, found: Diffuseness, title: str) -> tuple[li
     """
     from selectivit.vis.diffuseness import diffuseness_picture
 
-    means = found.means()  # (layers, rules, measures, heads)
+    means = found.means().round(decimals=DECIMALS)  # (layers, rules, measures, heads)
     names = [{"scores": rule.scores, "normalizer": rule.normalizer} for rule in spread.rules]
     rules = []
     for i, (rule, name) in enumerate(zip(spread.rules, names, strict=True)):
         layers = []
         for module, values in zip(found.layers, means[:, i], strict=True):
             heads = dict(zip(MEASURES, values.tolist(), strict=True))
-            mean = dict(zip(MEASURES, values.mean(-1).tolist(), strict=True))
+            mean = dict(zip(MEASURES, values.mean(-1).round(decimals=DECIMALS).tolist(), strict=True))
             layers.append({"module": module, "mean": mean, "heads": heads})
         alpha = rule.alpha if rule.normalizer == "entmax" else None
         rules.append({**name, "alpha": alpha, "layers": layers})

@@ -27,8 +27,8 @@ class ReadingOptions:
     alpha: float = option(1.2, "ALPHA", "entmax's alpha")
     size: int | None = option(None, "PX", "the photos' shorter side; default: the preset's")
     templates: str | None = option(None, "NAME", "prompts: imagenet80, imagenet7, photo or none; default: the preset's")
-    background: str | None = option(
-        None, "WORDS", "what becomes background, where the data has it: words with commas between; default: a threshold"
+    background: str = option(
+        "both", "HOW", "what becomes background, where the data has it: words, below (a threshold) or both"
     )
     threshold: float | None = option(None, "P", "probability (0..1) below which a pixel is background")
 

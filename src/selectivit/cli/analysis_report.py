@@ -84,11 +84,12 @@ def _short(model: str) -> str:
 
 
 def _row(cell: Cell, counts: Any, classes: Sequence[str]) -> Row:
-    from selectivit.openvocab.confusion import class_iou, mean_iou
+    from selectivit.openvocab.scores import SegmentationScores
 
-    found = {name: None if iou != iou else iou for name, iou in zip(classes, class_iou(counts).tolist(), strict=True)}
-    miou = mean_iou(counts)
-    return {**cell.facts, "miou": None if miou != miou else miou, "class_iou": found, "pixels": int(counts.sum())}
+    scores = SegmentationScores(tuple(classes), counts)
+    iou = {row["name"]: row["iou"] for row in scores.table()}
+    miou = None if scores.miou != scores.miou else scores.miou
+    return {**cell.facts, "miou": miou, "class_iou": iou, "pixels": int(counts.sum())}
 
 
 def _summary(

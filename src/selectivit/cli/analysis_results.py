@@ -25,12 +25,12 @@ class Spread:
     Args:
         rules: by which weights are made.
         layers: as `swap_attention` takes them.
-        size: the photos' shorter side in pixels.
+        size: the photos' shorter side in pixels; None is the size the model was made for.
     """
 
     rules: Sequence[AttentionRule]
     layers: int | Sequence[int] | None
-    size: int
+    size: int | None
 
 
 @dataclass

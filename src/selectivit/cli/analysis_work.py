@@ -92,18 +92,11 @@ class Work:
         self.tell(None if told else f"skipped: {reason}")
 
     def _segmenter(self, model: nn.Module, tokenizer: Any, cell: Cell) -> OpenVocabularySegmenter:
-        from selectivit.openvocab.segmenter import BACKGROUND, OpenVocabularySegmenter
+        from selectivit.openvocab.evaluate import segmenter_for
 
         assert self.reading is not None  # cells are made only where something is segmented
-        words, what = list(map("|".join, self.data.words)), self.reading
-        background: Any = False
-        if self.data.classes[0].casefold() == BACKGROUND:
-            words = words[1:]
-            background = True if what.background is None else [word.strip() for word in what.background.split(",")]
-        elif what.background is not None or what.threshold is not None:
-            raise ValueError(f"{self.data.name} has no class 'background': leave out --background and --threshold")
-        more = {"templates": what.templates, "background": background, "threshold": what.threshold}
-        return OpenVocabularySegmenter((model, tokenizer), words, cell.preset, **more)
+        how = {name: getattr(self.reading, name) for name in ("background", "threshold", "templates")}
+        return segmenter_for((model, tokenizer), self.data, cell.preset, **how)
 
     def _photo(
         self,
@@ -144,7 +137,8 @@ class Work:
         kept = self.journal.get(key)
         if kept is None:
             fit = preprocessing(model)
-            pixels = to_tensor(image, mean=fit.mean, std=fit.std, patch_size=fit.patch_size, size=spread.size)
+            size = min(fit.image_size) if spread.size is None else spread.size
+            pixels = to_tensor(image, mean=fit.mean, std=fit.std, patch_size=fit.patch_size, size=size)
             pixels = pixels.to(self.device, next(model.parameters()).dtype)
             found = diffuseness(model, pixels, mask, spread.rules, spread.layers, background=background)
             kept = [list(found.layers), found.queries, found.sums.tolist()]
@@ -158,7 +152,8 @@ def _describe(segmenter: OpenVocabularySegmenter) -> list[Any]:
     from selectivit import __version__
 
     words = [list(label.words) for label in segmenter.labels]
-    return [__version__, asdict(segmenter.preset), words, list(segmenter.templates), segmenter.threshold]
+    more = [list(segmenter.templates), segmenter.threshold, segmenter.has_background]
+    return [__version__, asdict(segmenter.preset), words, *more]
 
 
 def _photo_key(image: Image.Image, mask: Tensor) -> str:
@@ -169,8 +164,8 @@ def _photo_key(image: Image.Image, mask: Tensor) -> str:
 
 
 def _pairs(segmenter: OpenVocabularySegmenter, image: Image.Image, mask: Tensor) -> Counts:
-    from selectivit.openvocab.confusion import confusion
+    from selectivit.openvocab.evaluate import count_confusion
 
-    counts = confusion(segmenter, image, mask).flatten()
+    counts = count_confusion(segmenter.index_map(image), mask, len(segmenter.labels)).flatten()
     places = counts.nonzero()[:, 0]
     return [[int(place), int(counts[place])] for place in places]

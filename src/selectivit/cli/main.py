@@ -8,7 +8,18 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from selectivit.cli import analyse, budget, compare, distill, doctor, features, models, regions, segment
+from selectivit.cli import (
+    analyse,
+    budget,
+    compare,
+    distill,
+    doctor,
+    features,
+    models,
+    regions,
+    segment,
+    segment_eval,
+)
 from selectivit.cli.memory import ADVICE, out_of_memory
 
 COMMANDS = {
@@ -17,6 +28,7 @@ COMMANDS = {
     "features": features,
     "compare": compare,
     "segment": segment,
+    "segment-eval": segment_eval,
     "regions": regions,
     "analyse": analyse,
     "distill": distill,
