@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -128,7 +129,13 @@ def read_ahead(
     Yields:
         The number, the picture and its mask; or None and the error.
     """
-    yield from DataLoader(_Reads(data, numbers), batch_size=None, num_workers=workers)
+    yield from DataLoader(_Reads(data, numbers), batch_size=None, num_workers=workers, worker_init_fn=_quiet)
+
+
+def _quiet(_: int) -> None:
+    """Ctrl-C reaches the whole group of processes; the main one ends the readers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
 
 
 def count_confusion(found: Tensor, mask: Tensor, classes: int) -> Tensor:
