@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from selectivit.data.segmentation import SegmentationData
 
 Row = dict[str, Any]
-NAMED = 10
 
 
 def report(
@@ -48,12 +47,9 @@ def report(
     """
     skipped = [{"photo": data.name_of(i), "reason": study.skipped[i]} for i in sorted(study.skipped)]
     used = photos - len(skipped)
-    for entry in skipped[:NAMED]:
-        print(f"left out: {entry['reason']}", file=sys.stderr)
-    if len(skipped) > NAMED:
-        print(f"… and {len(skipped) - NAMED} more photos are left out", file=sys.stderr)
+    if skipped:  # each was named when its turn came
+        print(f"{len(skipped)} of {photos} photos are left out of all cells", file=sys.stderr)
     if not used:
-        print("no photo could be used", file=sys.stderr)
         return 2
     names = ", ".join(_short(name.strip()) for name in settings["model"].split(","))
     title = f"{names} on {data.name} {data.split}, {used} photos"
