@@ -216,6 +216,21 @@ def test_bad_photos_are_left_out_of_all_cells(analyse, data):
     assert all(cell["pixels"] == 2 * (40 * 48 - 64) for cell in found["cells"])
 
 
+def test_a_photo_too_large_for_one_cell_is_left_out_of_all(analyse, data, monkeypatch):
+    count, made = [], evaluate.count_confusion
+
+    def tight(*arguments):
+        count.append(1)
+        if len(count) == 2:  # the first photo's second cell
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return made(*arguments)
+
+    monkeypatch.setattr(evaluate, "count_confusion", tight)
+    status, _, err, found = analyse("backbones", data(), scores="qk", size=32)
+    assert status == 1 and "not enough memory" in err and [e["photo"] for e in found["skipped"]] == ["0"]
+    assert [cell["pixels"] for cell in found["cells"]] == [3 * (40 * 48 - 64)] * 2
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "text"),
     [
