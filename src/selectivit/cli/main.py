@@ -8,7 +8,20 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from selectivit.cli import budget, compare, cores, distill, doctor, features, models, segment, umap
+from selectivit.cli import (
+    analyse,
+    budget,
+    compare,
+    cores,
+    distill,
+    doctor,
+    features,
+    models,
+    regions,
+    segment,
+    segment_eval,
+    umap,
+)
 from selectivit.cli.memory import ADVICE, out_of_memory
 
 COMMANDS = {
@@ -17,6 +30,9 @@ COMMANDS = {
     "features": features,
     "compare": compare,
     "segment": segment,
+    "segment-eval": segment_eval,
+    "regions": regions,
+    "analyse": analyse,
     "distill": distill,
     "budget": budget,
     "cores": cores,
@@ -87,8 +103,8 @@ def _parser():
     for name, module in COMMANDS.items():
         command = jsonargparse.ArgumentParser(description=module.__doc__)
         command.add_argument("--config", action="config", help="file with options of this command, YAML or JSON")
+        commands.add_subcommand(name, command, help=module.HELP)  # before its own: nested ones must come in this order
         module.add_arguments(command)
-        commands.add_subcommand(name, command, help=module.HELP)
     return parser
 
 
