@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ArgumentParser, Namespace
 
 from selectivit.cli.options import RunOptions, add_options, option, pick_device, take
-from selectivit.cli.progress import progress
+from selectivit.cli.progress import progress, working
 from selectivit.cli.ranks import Ranks, torchrun_ranks
 from selectivit.cli.segment_eval_job import ScoringJob
 from selectivit.cli.segment_eval_parts import Part, part_file, resume, save_part, together
@@ -104,7 +104,8 @@ def _run(options: Namespace, ranks: Ranks) -> int:
         raise ValueError(f"expected --limit 1 or more, got {what.limit}")
     count = len(data) if what.limit is None else min(what.limit, len(data))
     device = pick_device(where.device, ranks.local_rank)
-    segmenter = _segmenter(where, what, data, str(device))
+    with working("loading the model, and the features of all words"):
+        segmenter = _segmenter(where, what, data, str(device))
     settings = _settings(where, what, data, segmenter)
     own, before = resume(out / PARTS, settings, len(data.classes), ranks)
     if before.done and max(before.done) >= count:

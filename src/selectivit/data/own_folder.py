@@ -43,7 +43,7 @@ def find_own(root: Path, split: str) -> tuple[Found, ClassList]:
     found = named(files_below(masks, suffixes), "", masks)
     pairs, notes = paired(pictures, found, f"{images} and {masks}", partial=True)
     ids, names = _ids(root, pairs)
-    source = str(root / "classes.json") if (root / "classes.json").is_file() else "the ids that the masks hold"
+    source = "the folder's own classes.json" if (root / "classes.json").is_file() else "the ids that the masks hold"
     classes = ClassList(root.resolve().name, tuple(names), tuple((name,) for name in names), source)
     return Found(pairs, ids, split, notes), classes
 
