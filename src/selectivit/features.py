@@ -191,7 +191,11 @@ def _veca_features(
 ) -> list[Features]:
     """The features of blocks, the last one first; `order` holds the place of each in the answer."""
     outputs: dict[nn.Module, Tensor] = {}
-    hooks = [block.register_forward_hook(lambda m, _, out: outputs.update({m: out})) for block in blocks[1:]]
+
+    def note(block: nn.Module, _inputs: Any, tokens: Tensor) -> None:
+        outputs[block] = tokens
+
+    hooks = [block.register_forward_hook(note) for block in blocks[1:]]
     last = list(model.blocks).index(blocks[0])
     try:
         tokens, count, grid = model.block_tokens(images, num_cores, layer=last, norm=norm)  # (B, C' + N, C)

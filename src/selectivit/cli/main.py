@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from selectivit.cli import budget, compare, distill, doctor, features, models, segment
+from selectivit.cli import budget, compare, distill, doctor, features, models, probe, segment
 from selectivit.cli.memory import ADVICE, out_of_memory
 
 COMMANDS = {
@@ -17,6 +17,7 @@ COMMANDS = {
     "features": features,
     "compare": compare,
     "segment": segment,
+    "probe": probe,
     "distill": distill,
     "budget": budget,
 }
@@ -85,8 +86,8 @@ def _parser():
     for name, module in COMMANDS.items():
         command = jsonargparse.ArgumentParser(description=module.__doc__)
         command.add_argument("--config", action="config", help="file with options of this command, YAML or JSON")
-        module.add_arguments(command)
         commands.add_subcommand(name, command, help=module.HELP)
+        module.add_arguments(command)  # afterwards, since a command with kinds of its own comes after its parent
     return parser
 
 

@@ -75,8 +75,8 @@ class View:
             return to_tensor(image, mean=mean, std=std, patch_size=patch_size, size=self.size)
         check_whole_patches(self.size, patch_size)
         if self.kind == "centre":
-            shorter = v2.functional.resize(image, [self.resize], interpolation=v2.InterpolationMode.BICUBIC)
-            cropped = v2.functional.center_crop(shorter, [self.size])
+            resize = v2.Resize([self.resize], interpolation=v2.InterpolationMode.BICUBIC)
+            cropped = v2.CenterCrop([self.size])(resize(image))
         else:
             with seeded(derived_seed(self.seed, "view", self.number, index)):
                 crop = v2.RandomResizedCrop(self.size, interpolation=v2.InterpolationMode.BILINEAR)

@@ -75,13 +75,16 @@ class Keeping:
     every: int = 200
 
 
+NOT_KEPT = Keeping()
+
+
 def fit(
     head: nn.Module,
     loss_at: Callable[[int], Tensor],
     optimizer: torch.optim.Optimizer,
     factor: Callable[[int], float],
     steps: int,
-    keeping: Keeping = Keeping(),
+    keeping: Keeping = NOT_KEPT,
     tell: Callable[[str | None], None] = lambda line: None,
 ) -> None:
     """Train a head, from its last checkpoint if there is one.

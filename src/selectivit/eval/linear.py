@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from selectivit.data.seeding import derived_seed
-from selectivit.eval.fitting import Keeping, fit
+from selectivit.eval.fitting import NOT_KEPT, Keeping, fit
 from selectivit.eval.knn import accuracies
 
 DINO = {
@@ -22,7 +22,7 @@ DINO = {
 }
 LOGISTIC = {
     "name": "logistic regression",
-    "source": "as scikit-learn's LogisticRegression: C * sum of cross entropies + |W|²/2, L-BFGS; L2-normalised features",
+    "source": "as scikit-learn's LogisticRegression: C * sum of losses + |W|²/2, L-BFGS; L2-normalised features",
     "chosen": "C on a tenth of the training photos held out, then fitted to all of them",
 }
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
@@ -82,7 +82,7 @@ def sgd_probe(
     val_labels: Tensor,
     num_classes: int,
     settings: SgdSettings,
-    keeping: Keeping = Keeping(),
+    keeping: Keeping = NOT_KEPT,
     tell: Callable[[str | None], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Train a linear classifier for each rate, all on the same batches.
