@@ -98,7 +98,7 @@ def test_logistic_probe_chooses_on_training_photos_alone():
     sk = pytest.importorskip("sklearn.linear_model").LogisticRegression(C=1.0, max_iter=5000, tol=1e-9)
     sk.fit(F.normalize(x).numpy(), y.numpy())
     assert alone["best"]["top1"] == pytest.approx(sk.score(F.normalize(val).numpy(), truth.numpy()), abs=0.013)
-    with pytest.raises(ValueError, match="expected --c above 0"):
+    with pytest.raises(ValueError, match="expected --strength above 0"):
         logistic_fit(x, y, 4, 0.0)
 
 

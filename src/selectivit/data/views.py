@@ -73,7 +73,7 @@ class View:
         """
         if self.kind == "whole":
             return to_tensor(image, mean=mean, std=std, patch_size=patch_size, size=self.size)
-        check_whole_patches(self.size, patch_size)
+        self.check(patch_size)
         if self.kind == "centre":
             resize = v2.Resize([self.resize], interpolation=v2.InterpolationMode.BICUBIC)
             cropped = v2.CenterCrop([self.size])(resize(image))
@@ -83,6 +83,15 @@ class View:
                 cropped = v2.RandomHorizontalFlip()(crop(image))
         pixels = v2.functional.to_dtype(v2.functional.pil_to_tensor(cropped), torch.float32, scale=True)
         return v2.functional.normalize(pixels, list(mean), list(std))
+
+    def check(self, patch_size: int) -> None:
+        """Refuse a crop that is not of whole patches.
+
+        Raises:
+            ValueError: it is not.
+        """
+        if self.kind != "whole":
+            check_whole_patches(self.size, patch_size)
 
     def record(self) -> dict[str, Any]:
         """What JSON holds of it."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from torchvision.transforms import v2
 
 from selectivit.data.dense_crops import CropSettings, dense_crop, sample_seed
 from selectivit.data.images import ImageError
@@ -67,7 +66,7 @@ class Crops(Dataset[tuple[Tensor, Tensor]]):
 
     Args:
         count: of photos.
-        read: place -> photo and labels (H, W) of its size.
+        read: place -> photo (PIL, RGB) and labels (H, W) of its size.
         name: place -> what to call it.
         settings: of the crops.
         model: for the mean, std and patch that it expects.
@@ -78,7 +77,7 @@ class Crops(Dataset[tuple[Tensor, Tensor]]):
     """
 
     count: int
-    read: Callable[[int], tuple[Image.Image, Tensor]]
+    read: Callable[[int], tuple[Any, Tensor]]
     name: Callable[[int], str]
     settings: CropSettings
     model: nn.Module
@@ -89,7 +88,7 @@ class Crops(Dataset[tuple[Tensor, Tensor]]):
         expected = preprocessing(self.model)
         for side in self.settings.size:
             check_whole_patches(side, expected.patch_size)
-        self.expected = list(expected.mean), list(expected.std)
+        self.mean, self.std = (torch.tensor(each).view(3, 1, 1) for each in (expected.mean, expected.std))
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
         """One crop, normalised (3, h, w), and its labels; in place of what cannot be read, the next of the epoch.
@@ -108,7 +107,7 @@ class Crops(Dataset[tuple[Tensor, Tensor]]):
                 reason = self.problems[self.name(index)] = str(error)
                 continue
             pixels, labels = dense_crop(image, labels, self.settings, sample_seed(self.seed, number))
-            return v2.functional.normalize(pixels, *self.expected), labels
+            return (pixels - self.mean) / self.std, labels
         raise ImageError(f"none of the {self.count} photos can be used; the last: {reason}")
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from selectivit.data.dense_crops import CropSettings
@@ -58,7 +58,7 @@ def train_depth_on_crops(
         ValueError: a crop that does not fit the model's patches.
     """
 
-    def read(index: int) -> tuple[Image.Image, Tensor]:
+    def read(index: int) -> tuple[Any, Tensor]:
         return data.image(index), data.depth(index)
 
     crops = Crops(len(data), read, data.name_of, CropSettings(crop, void=0), front.model, seed)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -170,7 +169,7 @@ class Views(Dataset[Tensor | str]):
         self.photos, self.view, self.order = photos, view, list(order)
         expected = preprocessing(model)
         self.expected = {"mean": expected.mean, "std": expected.std, "patch_size": expected.patch_size}
-        view(Image.new("RGB", (view.size, view.size)), 0, **self.expected)  # a crop that does not fit is told now
+        view.check(expected.patch_size)
 
     def __len__(self) -> int:
         return len(self.order)

@@ -165,7 +165,7 @@ def logistic_fit(x: Tensor, y: Tensor, num_classes: int, strength: float, steps:
         True
     """
     if not strength > 0:
-        raise ValueError(f"expected --c above 0, got {strength}")
+        raise ValueError(f"expected --strength above 0, got {strength}")
     if not bool(x.isfinite().all()):
         raise ValueError("the features are not finite")
     weights = torch.zeros(num_classes, x.shape[1], dtype=x.dtype, device=x.device, requires_grad=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -76,7 +76,7 @@ def train_on_crops(
     """
     cut = CropSettings((crop, crop), (0.5, 2.0), shorter=crop, most=0.75, void=data.ignore_index)
 
-    def read(index: int) -> tuple[Image.Image, Tensor]:
+    def read(index: int) -> tuple[Any, Tensor]:
         return data.image(index), data.mask(index)
 
     crops = Crops(len(data), read, data.name_of, cut, front.model, seed)

@@ -32,7 +32,7 @@ class LinearOptions:
     views: int | None = option(None, "N", "random crops a photo, taken in turns; default: one an epoch (dino)")
     lr: str | None = option(None, "RATE,…", "learning rates for a batch of 256; default: seven, 1e-4 to 0.1 (dino)")
     head_batch: int = option(1024, "N", "photos a step (dino)")
-    c: str | None = option(None, "C,…", "strengths to choose from; default: six, 0.01 to 1000 (logistic)")
+    strength: str | None = option(None, "C,…", "C to choose from; default: six, 0.01 to 1000 (logistic)")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -74,11 +74,11 @@ def _dino(setting: Setting, how: LinearOptions, data: LabelledPhotos) -> Probe:
     from selectivit.eval.linear import DINO, RATES, SgdSettings, sgd_probe
 
     view = middle_crop(setting)
+    training = SgdSettings(how.epochs, how.head_batch, _numbers(how.lr, "--lr", RATES), setting.where.seed)
     count = how.epochs if how.views is None else how.views
     if count < 1:
         raise ValueError(f"expected --views of 1 or more, got {count}")
     crops = [View("random", view.size, number=number) for number in range(min(count, how.epochs))]
-    training = SgdSettings(how.epochs, how.head_batch, _numbers(how.lr, "--lr", RATES), setting.where.seed)
 
     def make(layers: Sequence[int], settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         val, truth = data.of_split(1, setting, view, layers)
@@ -113,7 +113,7 @@ def _logistic(setting: Setting, how: LinearOptions, data: LabelledPhotos) -> Pro
     from selectivit.eval.linear import LOGISTIC, STRENGTHS, logistic_probe
 
     view = middle_crop(setting)
-    strengths = _numbers(how.c, "--c", STRENGTHS)
+    strengths = _numbers(how.strength, "--strength", STRENGTHS)
 
     def make(layers: Sequence[int], settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         (train, labels), (val, truth) = data.features(setting, view, layers)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,6 +184,9 @@ def opened(options: Namespace) -> Iterator[Setting]:
             f"expected --batch-size and --size of 1 or more and --workers of 0 or more, got {what.batch_size}, "
             f"{what.size} and {what.workers}"
         )
+    missing = [name for name in ("torchmetrics", "torchvision") if find_spec(name) is None]
+    if missing:
+        raise ImportError(f"probes need {' and '.join(missing)}, missing here: pip install 'selectivit[probe]'")
     out = Path(where.out)
     with torchrun_ranks() as ranks:
         check_writable(out)
@@ -269,7 +273,10 @@ def make_one(setting: Setting, probe: Probe, layers: Sequence[int]) -> tuple[dic
         told = [{"source": source, "reason": reason} for source, reason in skipped.items()]
         return {"protocol": probe.protocol, "notes": list(probe.notes), "result": result, "skipped": told}
 
-    return Results(setting.out / f"{probe.kind}.json").get_or_make(settings, make)
+    found = Results(setting.out / f"{probe.kind}.json").get_or_make(settings, make)
+    with contextlib.suppress(OSError):
+        (setting.out / UNFINISHED).rmdir()  # where nothing else is unfinished
+    return found
 
 
 def say_before(setting: Setting, probe: Probe, blocks: str) -> None:
