@@ -11,6 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+# A shell's background jobs, and so tests run in one, start with Ctrl-C ignored; a terminal's do not.
+FROM_A_TERMINAL = (
+    sys.executable,
+    "-c",
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from selectivit.cli.main import main; sys.exit(main(sys.argv[1:]))",
+)
 QUICK = ("--size", 32, "--device", "cpu")
 
 
@@ -296,9 +303,7 @@ def test_masks_that_are_all_void_and_depth_that_is_none(probe, streets, rooms, t
 def test_a_killed_run_goes_on_and_ends_the_same(probe, streets, tmp_path, tiny_model, environment):
     arguments = ["probe", "segmentation", streets, "--model", tiny_model, "--size", 32, "--device", "cpu"]
     arguments += ["--steps", 600, "--head-batch", 8, "--checkpoint-every", 10, "--out", tmp_path / "killed"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "selectivit.cli.main", *map(str, arguments)], env=environment, stderr=subprocess.PIPE
-    )
+    process = subprocess.Popen([*FROM_A_TERMINAL, *map(str, arguments)], env=environment, stderr=subprocess.PIPE)
     unfinished, start = tmp_path / "killed" / "unfinished", time.monotonic()
     while not (unfinished.is_dir() and any(p.suffix == ".pt" for p in unfinished.iterdir())):
         assert process.poll() is None and time.monotonic() - start < 200, process.stderr.read().decode()
@@ -327,3 +332,27 @@ def test_config_file(run, classes, tiny_model, tmp_path):
     config.write_text(f"model: {tiny_model}\nsize: 32\nk: '3'\nblock: '0,1'\ndevice: cpu\n")
     assert run("probe", "knn", classes, "--config", config)[0] == 0
     assert runs(tmp_path, "knn")[0]["settings"]["blocks"] == [0, 1]
+
+
+def test_two_processes_find_what_one_finds(probe, classes, tiny_model, tmp_path, environment):
+    from selectivit.eval.token_table import read_shard
+
+    arguments = [
+        "probe",
+        "layers",
+        "knn",
+        classes,
+        "--model",
+        tiny_model,
+        "--out",
+        tmp_path / "two",
+        *QUICK,
+        "--k",
+        "1,5",
+    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "selectivit.cli.main"]
+    done = subprocess.run([*torchrun, *map(str, arguments)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert probe("layers", "knn", classes, "--k", "1,5", out="one")[0] == 0
+    assert runs(tmp_path, "layers.knn", "two") == runs(tmp_path, "layers.knn", "one")
+    assert read_shard(next((tmp_path / "two" / "features").rglob("*.safetensors")), "of other settings") is None

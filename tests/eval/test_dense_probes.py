@@ -22,6 +22,7 @@ from selectivit.eval.depth import (
     cached_depth,
     depth_loss,
     gradient_loss,
+    mean_only,
     score_depth,
     sig_loss,
     train_depth_head,
@@ -296,8 +297,13 @@ def test_sig_loss_is_the_published_formula():
     pairs = list(zip(predicted, depth, strict=True))
     torch.testing.assert_close(sig_loss(pairs), torch.sqrt(torch.var(g) + 0.15 * g.mean() ** 2))
     torch.testing.assert_close(sig_loss(pairs, mean_only=True), torch.sqrt(0.15 * g.mean() ** 2))
-    torch.testing.assert_close(depth_loss(pairs, 100), sig_loss(pairs) + 0.5 * gradient_loss(pairs))
-    torch.testing.assert_close(depth_loss(pairs, 99), sig_loss(pairs, True) + 0.5 * gradient_loss(pairs))
+    torch.testing.assert_close(depth_loss(pairs), sig_loss(pairs) + 0.5 * gradient_loss(pairs))
+    torch.testing.assert_close(depth_loss(pairs, mean_only=True), sig_loss(pairs, True) + 0.5 * gradient_loss(pairs))
+
+
+def test_the_first_steps_look_at_the_mean_alone():
+    assert [mean_only(step, 38_400) for step in (0, 99, 100)] == [True, True, False]
+    assert [mean_only(step, 60) for step in (5, 6)] == [True, False]
 
 
 def test_gradient_loss_by_a_plain_loop():
@@ -319,9 +325,9 @@ def test_gradient_loss_by_a_plain_loop():
 
 def test_photos_without_depth_do_no_harm():
     predicted, depth = (torch.rand(8, 8) + 1).requires_grad_(), torch.rand(8, 8) + 1
-    loss = depth_loss([(predicted, torch.zeros(8, 8)), (predicted, depth)], 500)
-    torch.testing.assert_close(loss, depth_loss([(predicted, depth)], 500))
-    nothing = depth_loss([(predicted, torch.zeros(8, 8))], 500)
+    loss = depth_loss([(predicted, torch.zeros(8, 8)), (predicted, depth)])
+    torch.testing.assert_close(loss, depth_loss([(predicted, depth)]))
+    nothing = depth_loss([(predicted, torch.zeros(8, 8))])
     nothing.backward()
     assert nothing == 0 and predicted.grad is not None and bool((predicted.grad == 0).all())
 

@@ -18,8 +18,9 @@ from selectivit.eval.token_table import TokenTable
 
 BINS = 256
 EPS = 1e-3
-SIG_ONLY_STEPS = 100
-"""So many steps the loss looks at the mean of the log error alone: at first its variance says nothing."""
+MEAN_ONLY_STEPS = 100
+"""So many steps, a tenth of all at most, the loss looks at the mean of the log error alone: at first its variance says
+nothing."""
 
 FAST = FitSettings(steps=1000, lr=5e-3, weight_decay=1e-2, warmup=100, decay="cosine", batch_size=4)
 PROTOCOL = {
@@ -126,12 +127,17 @@ def gradient_loss(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return total
 
 
-def depth_loss(pairs: Sequence[tuple[Tensor, Tensor]], step: int) -> Tensor:
+def mean_only(step: int, steps: int) -> bool:
+    """Whether the loss of a step leaves the variance out."""
+    return step < min(MEAN_ONLY_STEPS, steps // 10)
+
+
+def depth_loss(pairs: Sequence[tuple[Tensor, Tensor]], mean_only: bool = False) -> Tensor:
     """The loss of a step: SigLoss and half the gradient loss.
 
     Args:
         pairs: as for `sig_loss`; photos without a measured pixel do no harm.
-        step: counted from 0.
+        mean_only: as for `sig_loss`.
 
     Returns:
         The loss; 0 where nothing is measured.
@@ -139,7 +145,7 @@ def depth_loss(pairs: Sequence[tuple[Tensor, Tensor]], step: int) -> Tensor:
     seen = [(p, d) for p, d in pairs if int((d > 0).sum()) > 1]
     if not seen:
         return sum((p.sum() * 0 for p, _ in pairs), torch.zeros(()))
-    return sig_loss(seen, mean_only=step < SIG_ONLY_STEPS) + 0.5 * gradient_loss(seen)
+    return sig_loss(seen, mean_only) + 0.5 * gradient_loss(seen)
 
 
 def train_depth_head(
@@ -189,7 +195,7 @@ def train_depth_head(
         if not pairs and len(problems) == len(usable):
             last = next(reversed(problems.values()))
             raise ValueError(f"none of the {len(usable)} photos has a depth map that can be used; the last: {last}")
-        return depth_loss(pairs, step) if pairs else head.linear.weight.sum() * 0
+        return depth_loss(pairs, mean_only(step, settings.steps)) if pairs else head.linear.weight.sum() * 0
 
     fit(head, loss_at, settings.optimizer(head), settings.factor, settings.steps, keeping, tell)
     return head, problems

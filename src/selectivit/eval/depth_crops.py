@@ -12,7 +12,7 @@ from selectivit.data.dense_crops import CropSettings
 from selectivit.data.depth import DepthData
 from selectivit.data.transforms import to_tensor
 from selectivit.eval.crop_training import CropBatches, Crops, FrozenTokens
-from selectivit.eval.depth import DepthHead, depth_loss
+from selectivit.eval.depth import DepthHead, depth_loss, mean_only
 from selectivit.eval.fitting import NOT_KEPT, FitSettings, Keeping, fit
 from selectivit.features import preprocessing
 
@@ -68,7 +68,8 @@ def train_depth_on_crops(
 
     def loss_at(step: int) -> Tensor:
         images, depths = batches(step)
-        return depth_loss(list(zip(head.at(front(images), crop), depths.to(device), strict=True)), step)
+        pairs = list(zip(head.at(front(images), crop), depths.to(device), strict=True))
+        return depth_loss(pairs, mean_only(step, settings.steps))
 
     fit(head, loss_at, settings.optimizer(head), settings.factor, settings.steps, keeping, tell)
     return head, crops.problems

@@ -59,7 +59,7 @@ class FeatureCache:
         batch_size: photos computed at once.
         workers: processes that read photos; 0 reads them in this one.
         progress: opens a progress bar with a title and a total.
-        share: this process's part of the files; with several processes each takes its own.
+        share: this process's part of the files, where several processes ask for the same tokens at once.
         wait: for the other processes.
     """
 
@@ -108,10 +108,11 @@ class FeatureCache:
         shards = range(-(-len(photos.photos) // SHARD[content]))
         todo = {n: [b for b in sorted(set(wanted)) if read_shard(_path(folder, b, n), digest) is None] for n in shards}
         mine = self.share([n for n in shards if todo[n]])
-        if any(todo.values()):
+        self.wait()  # all have looked before one of them writes: else their shares would not fit together
+        if mine:
             write_json(folder / "settings.json", settings)
             self._extract(photos, view, content, folder, digest, {n: todo[n] for n in mine})
-            self.wait()
+        self.wait()
         tables = {block: BlockTokens.open([_path(folder, block, n) for n in shards], digest) for block in set(wanted)}
         if not any(tables[wanted[0]].readable):
             raise ValueError(

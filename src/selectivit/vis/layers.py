@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from selectivit.vis.curves import COLOURS, MARKERS
@@ -52,6 +53,6 @@ def layer_picture(
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
-    figure.suptitle(about, fontsize=11)
+    figure.suptitle(textwrap.fill(about, 100), fontsize=10)
     figure.savefig(buffer, format="png", dpi=120)
     return buffer.getvalue()

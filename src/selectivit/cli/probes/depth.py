@@ -27,6 +27,7 @@ from selectivit.cli.probes.training import (
 
 if TYPE_CHECKING:
     from selectivit.data.depth import DepthData
+    from selectivit.eval.feature_cache import FeatureCache
 
 HELP = "depth by a linear head (NYUv2, SUN RGB-D, KITTI, or your own folder of RGB and 16-bit depth)"
 EVAL_CROPS = {"nyu": "eigen", "kitti": "garg"}
@@ -139,9 +140,9 @@ def _fast(setting: Setting, how: TrainingOptions, scored: str, train: DepthData,
             found, missed = score_depth(val, cached_depth(head, both[1], setting.device), scored, tell_photo)
         return found, bad | missed | {n: w for table in both for n, w in table.blocks[0].problems.items()}
 
-    def warm(layers: Sequence[int]) -> None:
+    def warm(cache: FeatureCache, layers: Sequence[int]) -> None:
         for photos in sets:
-            setting.cache.blocks(photos, view, layers, "dense")
+            cache.blocks(photos, view, layers, "dense")
 
     lines = [*_data_lines(train, val, scored), f"seen: whole photos, shorter side {view.size} px, in whole patches"]
     lines.append(training_line(training, "photos"))
@@ -185,7 +186,7 @@ def _dinov2(
     lines.append(training_line(training, "crops"))
     decides = {"data": _record(train, val, scored), "view": {"crop": [height, width]}, "protocol": "dinov2"}
     decides |= {"training": training_record(training)}
-    return Probe("depth", PROTOCOL, lines, decides, lambda _: None, make, _HEADLINE, (*train.notes, *val.notes))
+    return Probe("depth", PROTOCOL, lines, decides, lambda *_: None, make, _HEADLINE, (*train.notes, *val.notes))
 
 
 class DepthPhotos:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from selectivit.data.image_folder import ImageFolder
     from selectivit.data.views import View
-    from selectivit.eval.feature_cache import PhotoSet
+    from selectivit.eval.feature_cache import FeatureCache, PhotoSet
 
 SIZE = 224
 
@@ -84,10 +84,10 @@ class LabelledPhotos:
             for part, split, photos in zip(("train", "val"), (self.train, self.val), self.sets, strict=True)
         } | {"root": str(self.train.root), "classes": self.num_classes}
 
-    def warm(self, setting: Setting, view: View, layers: Sequence[int]) -> None:
+    def warm(self, cache: FeatureCache, view: View, layers: Sequence[int]) -> None:
         """Compute the features of some blocks in one pass."""
         for photos in self.sets:
-            setting.cache.blocks(photos, view, layers, "pooled")
+            cache.blocks(photos, view, layers, "pooled")
 
     def features(self, setting: Setting, view: View, layers: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Features (n, D) and labels (n,) of both splits, photos that cannot be read left out."""

@@ -72,7 +72,7 @@ def prepare(setting: Setting, options: Namespace) -> Probe:
         PROTOCOL,
         data.describe(view),
         {"data": data.record(), "view": view.record(), "k": ks, "temperature": how.temperature},
-        lambda layers: data.warm(setting, view, layers),
+        lambda cache, layers: data.warm(cache, view, layers),
         make,
         ("top-1 accuracy, k-NN", headline, True),
     )

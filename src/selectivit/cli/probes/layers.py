@@ -49,7 +49,7 @@ def run(options: Namespace) -> int:
     with opened(options[name]) as setting:
         blocks = parse_blocks(setting.what.block, setting.num_blocks)
         probe: Probe = KINDS[name].prepare(setting, options[name])
-        probe.warm(blocks)
+        setting.warm(probe, blocks)
         if setting.ranks.rank:
             return 0
         say_before(setting, probe, f"each of {', '.join(map(str, blocks))}")

@@ -20,6 +20,8 @@ from selectivit.cli.probes.setting import Probe, Setting, add_common, run_probe
 if TYPE_CHECKING:
     import torch
 
+    from selectivit.eval.feature_cache import FeatureCache
+
 HELP = "classes of photos by a linear classifier (DINO's protocol, or logistic regression)"
 
 
@@ -82,7 +84,7 @@ def _dino(setting: Setting, how: LinearOptions, data: LabelledPhotos) -> Probe:
 
     def make(layers: Sequence[int], settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         val, truth = data.of_split(1, setting, view, layers)
-        warm(layers)
+        warm(setting.cache, layers)
 
         def views(epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
             return data.of_split(0, setting, crops[epoch % len(crops)], layers)
@@ -93,10 +95,10 @@ def _dino(setting: Setting, how: LinearOptions, data: LabelledPhotos) -> Probe:
             found = sgd_probe(views, val, truth, data.num_classes, training, keeping, tell_step)
         return found, data.problems
 
-    def warm(layers: Sequence[int]) -> None:
-        setting.cache.blocks(data.sets[1], view, layers, "pooled")
+    def warm(cache: FeatureCache, layers: Sequence[int]) -> None:
+        cache.blocks(data.sets[1], view, layers, "pooled")
         for crop in crops:
-            setting.cache.blocks(data.sets[0], crop, layers, "pooled")
+            cache.blocks(data.sets[0], crop, layers, "pooled")
 
     told = f"training: random resized crops {view.size} px and flips, {len(crops)} views a photo, {how.epochs} epochs"
     decides = {
@@ -124,7 +126,7 @@ def _logistic(setting: Setting, how: LinearOptions, data: LabelledPhotos) -> Pro
 
     decides = {"data": data.record(), "view": view.record(), "strengths": list(strengths), "protocol": "logistic"}
     lines = data.describe(view)
-    return Probe("linear", LOGISTIC, lines, decides, lambda b: data.warm(setting, view, b), make, _HEADLINE)
+    return Probe("linear", LOGISTIC, lines, decides, lambda cache, b: data.warm(cache, view, b), make, _HEADLINE)
 
 
 def _numbers(text: str | None, name: str, default: tuple[float, ...]) -> tuple[float, ...]:

@@ -27,6 +27,7 @@ from selectivit.cli.probes.training import (
 
 if TYPE_CHECKING:
     from selectivit.data.segmentation import SegmentationData
+    from selectivit.eval.feature_cache import FeatureCache
 
 HELP = "segmentation by a linear head (VOC, ADE20K, Cityscapes, …, or your own folder)"
 
@@ -127,9 +128,9 @@ def _fast(setting: Setting, how: TrainingOptions, root: Path, train: Segmentatio
         problems = {name: why for part in both for name, why in part.problems.items()}
         return report(found), problems | {n: w for part in both for n, w in part.tokens.blocks[0].problems.items()}
 
-    def warm(layers: Sequence[int]) -> None:
+    def warm(cache: FeatureCache, layers: Sequence[int]) -> None:
         for photos in sets:
-            setting.cache.blocks(photos, view, layers, "dense")
+            cache.blocks(photos, view, layers, "dense")
 
     lines = [_data_line(train, val), f"seen: whole photos, shorter side {view.size} px, in whole patches"]
     decides = {"data": _record(train, val, [s.digest for s in sets]), "view": view.record(), "protocol": "fast"}
@@ -171,7 +172,7 @@ def _dinov2(
     lines.append(training_line(training, "crops"))
     decides = {"data": _record(train, val, _digests(train, val)), "view": {"crop": side, "stride": stride}}
     decides |= {"protocol": "dinov2", "training": training_record(training)}
-    return Probe("segmentation", PROTOCOL, lines, decides, lambda _: None, make, _HEADLINE, (*train.notes, *val.notes))
+    return Probe("segmentation", PROTOCOL, lines, decides, lambda *_: None, make, _HEADLINE, (*train.notes, *val.notes))
 
 
 _HEADLINE = ("mIoU", lambda result: result["miou"], True)

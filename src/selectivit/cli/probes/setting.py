@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,6 +81,11 @@ class Setting:
     attention: str
     ranks: Ranks
 
+    def warm(self, probe: Probe, layers: Sequence[int]) -> None:
+        """Compute the features of some blocks in one pass, each process its share; all must call it."""
+        shared = replace(self.cache, share=self.ranks.share, wait=lambda: self.ranks.gather(None))
+        probe.warm(shared, layers)
+
     @property
     def num_blocks(self) -> int:
         """How many blocks the model has."""
@@ -124,7 +129,7 @@ class Probe:
     protocol: dict[str, str]
     describe: list[str]
     decides: dict[str, Any]
-    warm: Callable[[Sequence[int]], object]
+    warm: Callable[[FeatureCache, Sequence[int]], object]
     make: Callable[[Sequence[int], dict[str, Any]], tuple[dict[str, Any], dict[str, str]]]
     headline: tuple[str, Callable[[dict[str, Any]], float], bool]
     notes: tuple[str, ...] = field(default=())
@@ -212,8 +217,6 @@ def opened(options: Namespace) -> Iterator[Setting]:
             what.batch_size,
             what.workers,
             lambda title, total: progress(title, total, shown=ranks.rank == 0),
-            ranks.share,
-            lambda: ranks.gather(None),
         )
         with swapped(model, swap, where.seed, calibration) if swaps(swap) else nullcontext():
             yield Setting(where, what, cache, device, out, _in_words(swap), ranks)
@@ -316,9 +319,10 @@ def run_probe(options: Namespace, prepare: Callable[[Setting, Namespace], Probe]
     with opened(options) as setting:
         layers = parse_blocks(setting.what.block, setting.num_blocks)
         probe = prepare(setting, options)
+        if setting.ranks.size > 1:
+            setting.warm(probe, layers)
         if setting.ranks.rank:
-            probe.warm(layers)  # its share of the features; the first process does the rest
-            return 0
+            return 0  # the first process does the rest
         say_before(setting, probe, ", ".join(map(str, layers)))
         run, kept = make_one(setting, probe, layers)
         tell(run["result"])
