@@ -378,11 +378,11 @@ def slopes(count):
 def test_a_depth_head_learns_and_repeats():
     maps, depths = slopes(6)
     data, tokens = Depths(depths), table(maps)
-    settings = FitSettings(steps=100, lr=0.03, weight_decay=1e-2, warmup=10, decay="cosine", batch_size=3)
+    settings = FitSettings(steps=60, lr=0.3, weight_decay=1e-2, warmup=10, decay="cosine", batch_size=3)
     head, problems = train_depth_head(data, tokens, settings, 0, CPU)
     found, missed = score_depth(data, cached_depth(head, tokens, CPU), "none")
     untrained = score_depth(data, cached_depth(DepthHead(4, 0.001, 10, 0), tokens, CPU), "none")[0]
-    assert found["rmse"] < untrained["rmse"] / 2 and found["photos"] == 6 and not problems and not missed
+    assert found["rmse"] < untrained["rmse"] / 5 and found["photos"] == 6 and not problems and not missed
     again, _ = train_depth_head(data, tokens, settings, 0, CPU)
     assert torch.equal(again.linear.weight, head.linear.weight)
 
