@@ -181,4 +181,4 @@ class Score:
         """
         n, p = self.photos, self.share
         middle, wide = (p + z * z / (2 * n)), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        return (middle - wide) / (1 + z * z / n), (middle + wide) / (1 + z * z / n)
+        return max(0.0, (middle - wide) / (1 + z * z / n)), min(1.0, (middle + wide) / (1 + z * z / n))

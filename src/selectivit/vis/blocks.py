@@ -90,13 +90,11 @@ def blocks_figure(panels: Sequence[Panel], *, columns: int = 4, title: str = "",
     for axes in cells[len(panels) :]:
         axes.axis("off")
     known = [label for label in labels if label in handles]
-    legend = figure.legend(
-        [handles[label] for label in known], known, loc="outside upper center", ncols=3, fontsize=10, frameon=False
-    )
+    place = {"loc": "outside upper center", "ncols": 3, "frameon": False}
+    legend = figure.legend([handles[label] for label in known], known, title=title, fontsize=10, **place)
+    legend.get_title().set(fontsize=12, parse_math=False)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a folder's name may hold $
-    if title:
-        figure.suptitle(title, fontsize=12, parse_math=False)
     if note:
         figure.supxlabel(note, fontsize=9.5, parse_math=False)
     return figure
@@ -131,6 +129,8 @@ def _draw(axes: Axes, panel: Panel, styles: dict[str, dict[str, Any]]) -> dict[s
         place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
         axes.annotate("chance", (1, level), (-2, 3), **place, ha="right", fontsize=9, color="0.35")
     count = max(len(line.values) for line in drawn)
+    if not any(any(line.values) for line in drawn):  # else the axis would go below 0
+        axes.set_ylim(0, 1)
     if panel.log:
         axes.set_yscale("log")
     axes.set_ylabel(panel.unit, fontsize=10)

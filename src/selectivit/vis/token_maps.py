@@ -71,6 +71,7 @@ def token_figure(photo: Tensor, rows: Sequence[TokenMaps], *, title: str = "") -
         for axes, (name, features) in zip(line[1:], row.maps.items(), strict=False):
             (colours,), _ = pca_maps([features])
             axes.imshow(colours.numpy(), extent=extent, interpolation="nearest")
+            axes.set(xticks=[], yticks=[])
             axes.set_title(f"PCA, {name}", fontsize=10)
         heat = line[count + 1].imshow(row.norms.numpy(), extent=extent, cmap=COLOUR_MAP, interpolation="nearest")
         _bar(figure, heat, line[count + 1])
@@ -160,7 +161,7 @@ def photo_grid(photo: Tensor, rows: int, columns: int, *, title: str = "") -> tu
 
     side = 2.3  # inches of a column
     high = side * min(max(photo.shape[0] / photo.shape[1], 0.5), 1.8)
-    figure = Figure(figsize=(side * columns + 0.4, (high + 0.35) * rows + 0.4), dpi=110, layout="constrained")
+    figure = Figure(figsize=(side * columns + 0.4, (high + 0.65) * rows + 0.4), dpi=110, layout="constrained")
     cells = figure.subplots(rows, columns, squeeze=False)
     if title:
         figure.suptitle(title, fontsize=11, parse_math=False)  # a file's name may hold $
@@ -182,11 +183,12 @@ def draw_scores(figure: Figure, axes: Axes, photo: Tensor, scores: Tensor) -> No
     _bar(figure, heat, axes)
 
 
-def _bar(figure: Figure, heat: object, axes: Axes) -> None:
+def _bar(figure: Figure, heat: ScalarMappable, axes: Axes) -> None:
     axes.set(xticks=[], yticks=[])
-    bar = figure.colorbar(heat, ax=axes, location="bottom", pad=0.02, fraction=0.05, shrink=0.85)  # pyright: ignore
-    bar.ax.tick_params(labelsize=7)
-    bar.ax.locator_params(nbins=3)
+    bar = axes.inset_axes((0.06, -0.1, 0.88, 0.04))  # beside the axes, so that all of them keep one size
+    figure.colorbar(heat, cax=bar, orientation="horizontal")
+    bar.tick_params(labelsize=7)
+    bar.locator_params(nbins=3)
 
 
 def _label(axes: Axes, text: str) -> None:
