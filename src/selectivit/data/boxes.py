@@ -180,7 +180,7 @@ def _annotated_mask(
         return Annotated((), None, str(files[i]))
     edges = masks_to_boxes(mask == torch.tensor(there, dtype=mask.dtype)[:, None, None])  # (n, 4), both ends inside
     boxes = [
-        Box(classes[c], left, top, right + 1, bottom + 1)
+        Box(classes[int(c)], left, top, right + 1, bottom + 1)
         for c, (left, top, right, bottom) in zip(there, edges.tolist(), strict=True)
     ]
     return Annotated(tuple(boxes), (mask.shape[1], mask.shape[0]), str(files[i]))
@@ -220,6 +220,6 @@ def boxes_in_crop(boxes: Sequence[Box], image_size: tuple[int, int], *, resize: 
     from torchvision.tv_tensors import BoundingBoxes
 
     edges = torch.tensor([(b.left, b.top, b.right, b.bottom) for b in boxes], dtype=torch.float64).reshape(-1, 4)
-    placed = BoundingBoxes(edges, format="XYXY", canvas_size=image_size[::-1])  # pyright: ignore[reportCallIssue]
+    placed = BoundingBoxes(edges, format="XYXY", canvas_size=(image_size[1], image_size[0]))  # pyright: ignore[reportCallIssue]
     seen = functional.center_crop(functional.resize(placed, [resize]), [size]).as_subclass(Tensor)
     return seen[(seen[:, 2] > seen[:, 0]) & (seen[:, 3] > seen[:, 1])]

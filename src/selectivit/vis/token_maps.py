@@ -14,6 +14,7 @@ from selectivit.vis.pca import pca_maps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
 HIT, MISS = "#009E73", "#D55E00"
