@@ -1,6 +1,7 @@
 """`selectivit point-in-box`: the metric from end to end, what is left out, and what is kept."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from torchvision.transforms import v2
 
 import selectivit as sv
 
-SEEN = ("--resize", 36, "--size", 32, "--device", "cpu", "--pictures", 2)
+SEEN = ("--resize", 36, "--size", 32, "--max-area", 0.5, "--device", "cpu", "--pictures", 2)
 
 
 @pytest.fixture
@@ -21,11 +22,11 @@ def data(tmp_path):
     (root / "val2017").mkdir(parents=True)
     for i in range(7):
         pixels = generator.integers(0, 255, (48, 60, 3), dtype=np.uint8)
-        left, top = int(generator.integers(8, 34)), int(generator.integers(2, 28))
-        pixels[top : top + 18, left : left + 16] = (255, 40 * i, 0)
+        left, top = int(generator.integers(4, 26)), int(generator.integers(2, 22))
+        pixels[top : top + 24, left : left + 30] = (255, 40 * i, 0)
         Image.fromarray(pixels).save(root / "val2017" / f"{i}.png")
         images.append({"id": i, "file_name": f"{i}.png", "width": 60, "height": 48})
-        entries.append({"id": i, "image_id": i, "category_id": 1 + i % 2, "bbox": [left, top, 16, 18]})
+        entries.append({"id": i, "image_id": i, "category_id": 1 + i % 2, "bbox": [left, top, 30, 24]})
     entries.append({"id": 9, "image_id": 6, "category_id": 1, "bbox": [0, 0, 9, 9]})
     categories = [{"id": 1, "name": "dog"}, {"id": 2, "name": "cat"}]
     (root / "annotations").mkdir()
@@ -39,8 +40,8 @@ def read(folder):
 
 
 def by_hand(model, data, block):
-    """Hits of the first six photos by torchvision's crop and a loop over patches."""
-    expected, hits = sv.preprocessing(model), []
+    """Hits and best patches of the first six photos by torchvision's crop and a loop over patches."""
+    expected, hits, places = sv.preprocessing(model), [], []
     entries = json.loads((data / "annotations" / "instances_val2017.json").read_text())["annotations"]
     for i in range(6):
         image = Image.open(data / "val2017" / f"{i}.png")
@@ -53,8 +54,9 @@ def by_hand(model, data, block):
         left, top, wide, high = entries[i]["bbox"]
         # 60 x 48 becomes 45 x 36, of which round(13 / 2) = 6 and 2 pixels are cut away.
         at = ((best % 4 + 0.5) * 8 + 6, (best // 4 + 0.5) * 8 + 2)
+        places.append(best)
         hits.append(int(left * 0.75 <= at[0] < (left + wide) * 0.75 and top * 0.75 <= at[1] < (top + high) * 0.75))
-    return hits
+    return hits, places
 
 
 def test_the_metric_is_the_one_by_hand(run, data, tiny_model, tmp_path):
@@ -62,8 +64,9 @@ def test_the_metric_is_the_one_by_hand(run, data, tiny_model, tmp_path):
     assert status == 0, err
     (model,) = read(tmp_path / "out")["models"]
     loaded = sv.load_model(tiny_model)
-    expected = [by_hand(loaded, data, block) for block in range(3)]
-    assert [[record["hits"][b] for record in model["records"]] for b in range(3)] == expected
+    expected, best = zip(*(by_hand(loaded, data, block) for block in range(3)), strict=True)
+    assert [[record["hits"][b] for record in model["records"]] for b in range(3)] == list(expected)
+    assert [[record["best"][b] for record in model["records"]] for b in range(3)] == list(best)
     assert [b["pib"] for b in model["blocks"]] == [sum(hits) / 6 for hits in expected]
     assert 0 < sum(map(sum, expected)) < 18, "hits and misses, or the test shows nothing"
     assert model["left_out"] == {"several objects": 1} and "left out: 1 several objects" in out
@@ -80,10 +83,10 @@ def test_a_second_run_takes_what_is_kept_and_other_settings_do_not(run, data, ti
     def broken(*_, **__):
         raise AssertionError("computed again")
 
-    monkeypatch.setattr("selectivit.features.block_features", broken)
+    monkeypatch.setattr(sys.modules["selectivit.features"], "block_features", broken)  # sv.features is a function
     assert run(*arguments)[0] == 0
     assert read(tmp_path / "out")["models"] == first["models"]
-    for more in (("--max-area", 0.5), ("--norm", "false"), ("--normalizer", "entmax")):
+    for more in (("--max-area", 0.6), ("--norm", "false"), ("--normalizer", "entmax")):
         with pytest.raises(AssertionError, match="computed again"):
             run(*arguments, *more)
 

@@ -193,7 +193,9 @@ def _bar(figure: Figure, heat: ScalarMappable, axes: Axes) -> None:
 
 
 def _label(axes: Axes, text: str) -> None:
-    axes.set_ylabel(text if len(text) < 32 else f"{text[:15]}…{text[-15:]}", fontsize=9, parse_math=False)
+    name, _, attention = text.partition(", ")
+    lines = [part if len(part) < 32 else f"{part[:15]}…{part[-15:]}" for part in (name, attention) if part]
+    axes.set_ylabel("\n".join(lines), fontsize=9, parse_math=False)
 
 
 def _extent(photo: Tensor) -> tuple[float, float, float, float]:
