@@ -122,6 +122,14 @@ def test_a_folder_of_checkpoints_is_a_line_each(run, photos, tiny_model, tmp_pat
         model_names([str(photos)])
 
 
+def test_models_may_stand_in_a_file_of_options(run, photos, tiny_model, tmp_path):
+    (tmp_path / "options.json").write_text(json.dumps({"model": [tiny_model], "paths": [str(photos / "a.jpg")]}))
+    status, _, err = run("diagnose", "--config", tmp_path / "options.json", "--out", tmp_path / "out", "--pictures", 0)
+    assert status == 0, err
+    assert [m["model"] for m in read(tmp_path / "out")["models"]] == [tiny_model]
+    assert model_names(tiny_model) == [tiny_model]
+
+
 def test_short_names_grow_until_they_differ(tmp_path):
     for name in ("a/x/best", "b/x/best"):
         (tmp_path / name).mkdir(parents=True)

@@ -56,19 +56,18 @@ def add_models(parser: ArgumentParser) -> None:
     """
     parser.add_argument(
         "--model",
-        action="append",
-        type=str,
+        action="append",  # without a type: with one, jsonargparse takes a list in a --config file for text
         metavar="NAME",
         help="pretrained model, or a local folder; see `selectivit models`. Give it several times to compare, or a "
         "folder of checkpoints' folders (default: dinov2-small)",
     )
 
 
-def model_names(given: Sequence[str] | None) -> list[str]:
+def model_names(given: str | Sequence[str] | None) -> list[str]:
     """The models that were asked for; a folder of checkpoints stands for all of them, in the order of their numbers.
 
     Args:
-        given: values of --model, or None.
+        given: values of --model, or None; a single one from a file of options may come by itself.
 
     Returns:
         What `load_model` takes, no two alike.
@@ -81,7 +80,7 @@ def model_names(given: Sequence[str] | None) -> list[str]:
         (['dinov2-small'], ['a', 'b'])
     """
     names: list[str] = []
-    for name in given or ["dinov2-small"]:
+    for name in [given] if isinstance(given, str) else given or ["dinov2-small"]:
         folder = Path(name).expanduser()
         if not folder.is_dir() or (folder / CONFIG).is_file() or any(folder.glob("*config.json")):
             names.append(name)
