@@ -1,4 +1,5 @@
-"""Judge a model's frozen features by a simple head: classes of photos, segmentation, depth, and all of it per block.
+"""Judge a model's frozen features by a simple head: classes of photos, segmentation, depth, and all of it per block; or by
+none, Point-in-Box.
 
 Features are computed once and kept in --cache; a head of another seed, rate or kind of tokens takes them from there.
 Features of another model, attention, size or data set are never taken. Results of earlier runs with the same settings
@@ -9,9 +10,10 @@ from __future__ import annotations
 
 from jsonargparse import ArgumentParser, Namespace
 
+from selectivit.cli import point_in_box
 from selectivit.cli.probes import depth, knn, layers, linear, segmentation
 
-HELP = "judge frozen features by k-NN, linear classifiers, segmentation and depth, from any block"
+HELP = "judge frozen features by k-NN, linear classifiers, segmentation and depth, from any block; Point-in-Box"
 
 KINDS = {
     "knn": knn,
@@ -19,6 +21,7 @@ KINDS = {
     "segmentation": segmentation,
     "depth": depth,
     "layers": layers,
+    "point-in-box": point_in_box,
 }
 """Name -> module with HELP, add_arguments(parser) and run(options) -> exit status."""
 
