@@ -11,6 +11,7 @@ from torchvision.transforms import v2
 
 import selectivit as sv
 
+PIB = ("probe", "point-in-box")
 SEEN = ("--resize", 36, "--size", 32, "--max-area", 0.5, "--device", "cpu", "--pictures", 2)
 
 
@@ -60,7 +61,7 @@ def by_hand(model, data, block):
 
 
 def test_the_metric_is_the_one_by_hand(run, data, tiny_model, tmp_path):
-    status, out, err = run("probe", "point-in-box", data, "--model", tiny_model, "--out", tmp_path / "out", *SEEN)
+    status, out, err = run(*PIB, data, "--model", tiny_model, "--out", tmp_path / "out", *SEEN)
     assert status == 0, err
     (model,) = read(tmp_path / "out")["models"]
     loaded = sv.load_model(tiny_model)
@@ -76,7 +77,7 @@ def test_the_metric_is_the_one_by_hand(run, data, tiny_model, tmp_path):
 
 
 def test_a_second_run_takes_what_is_kept_and_other_settings_do_not(run, data, tiny_model, tmp_path, monkeypatch):
-    arguments = ("probe", "point-in-box", data, "--model", tiny_model, "--out", tmp_path / "out", *SEEN[:-1], 0)
+    arguments = (*PIB, data, "--model", tiny_model, "--out", tmp_path / "out", *SEEN[:-1], 0)
     assert run(*arguments)[0] == 0
     first = read(tmp_path / "out")
 
@@ -106,7 +107,7 @@ def test_bad_photos_are_named_and_the_others_scored(run, data, tiny_model, tmp_p
     (data / "val2017" / "0.png").unlink()
     (data / "val2017" / "1.png").write_bytes(b"no picture")
     Image.new("RGB", (10, 10)).save(data / "val2017" / "2.png")
-    status, _, err = run("probe", "point-in-box", data, "--model", tiny_model, "--out", tmp_path / "out", *SEEN)
+    status, _, err = run(*PIB, data, "--model", tiny_model, "--out", tmp_path / "out", *SEEN)
     assert status == 1 and read(tmp_path / "out")["models"][0]["photos"] == 3
     told = {entry["source"]: entry["reason"] for entry in read(tmp_path / "out")["skipped"]}
     assert set(told) == {"0.png", "1", "2"} and "for 60 x 48 pixels" in told["2"] and "does not exist" in told["0.png"]

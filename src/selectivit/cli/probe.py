@@ -1,5 +1,4 @@
-"""Judge a model's frozen features by a simple head: classes of photos, segmentation, depth, and all of it per block; or by
-none, Point-in-Box.
+"""Judge frozen features by a simple head: classes of photos, segmentation, depth; per block; or by Point-in-Box.
 
 Features are computed once and kept in --cache; a head of another seed, rate or kind of tokens takes them from there.
 Features of another model, attention, size or data set are never taken. Results of earlier runs with the same settings
