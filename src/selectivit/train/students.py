@@ -34,7 +34,8 @@ def build_student(
     """
     given = dict(arguments or {})
     if str(name) in BUILDERS:
-        given.setdefault("out_dim", width_of(teacher))
+        if str(name).startswith("veca"):
+            given.setdefault("out_dim", width_of(teacher))
         with seeded(derived_seed(seed, "weights")):
             return create_model(str(name), **given).train()
     if str(name).startswith("veca") and not os.path.isdir(name):
