@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from selectivit.cli import budget, compare, distill, doctor, features, models, segment
+from selectivit.cli import budget, compare, distill, doctor, features, models, pretrain, segment
 from selectivit.cli.memory import ADVICE, out_of_memory
 
 COMMANDS = {
@@ -18,6 +18,7 @@ COMMANDS = {
     "compare": compare,
     "segment": segment,
     "distill": distill,
+    "pretrain": pretrain,
     "budget": budget,
 }
 """Name -> module with HELP, add_arguments(parser) and run(options) -> exit status."""

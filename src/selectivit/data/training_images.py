@@ -85,20 +85,34 @@ class TrainingImages(Dataset[tuple[int, Tensor, tuple[tuple[str, str], ...]]]):
         Raises:
             ImageError: no photo at all can be read.
         """
+        image, skipped = self.photo(sample.number, round(sample.size * SHORT_SIDE))
+        with seeded(derived_seed(self.seed, "augmentation", sample.number)):
+            return sample.number, crop_transform(sample.size, self.augment)(image), skipped
+
+    def photo(self, number: int, shorter_side: int) -> tuple[Image.Image, tuple[tuple[str, str], ...]]:
+        """The photo of a sample.
+
+        Args:
+            number: the sample's.
+            shorter_side: a hint, as for `read_image`.
+
+        Returns:
+            8-bit RGB, and what could not be read on the way.
+
+        Raises:
+            ImageError: no photo at all can be read.
+        """
         count = len(self.photos)
-        epoch, place = divmod(sample.number, count)
+        epoch, place = divmod(number, count)
         order = epoch_order(count, self.seed, epoch)
         skipped: list[tuple[str, str]] = []
         for step in range(count):
             index = int(order[(place + step) % count])
             if index not in self._unreadable:
                 try:
-                    image = self.photos.read(index, round(sample.size * SHORT_SIDE))
+                    return self.photos.read(index, shorter_side), tuple(skipped)
                 except ImageError as error:
                     self._unreadable[index] = str(error)
-                else:
-                    with seeded(derived_seed(self.seed, "augmentation", sample.number)):
-                        return sample.number, crop_transform(sample.size, self.augment)(image), tuple(skipped)
             skipped.append((self.photos.name(index), self._unreadable[index]))
         raise ImageError(f"none of the {count} photos can be read; the last: {skipped[-1][1]}")
 

@@ -95,7 +95,9 @@ def attend(
     note(state, q, k, v, scale, attn_mask)
     if state.instead is not None:
         return state.instead(q, k, v, scale, attn_mask)
-    return selective_attention(q, k, v, state.rule or state.native, scale=scale, attn_mask=attn_mask, dropout_p=dropout_p)
+    return selective_attention(
+        q, k, v, state.rule or state.native, scale=scale, attn_mask=attn_mask, dropout_p=dropout_p
+    )
 
 
 def note(state: Selective, q: Tensor, k: Tensor, v: Tensor, scale: float, attn_mask: Tensor | None) -> None:

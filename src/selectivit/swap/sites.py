@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from selectivit.ops.selective import SOFTMAX, AttentionRule
 
-# A class of one of these packages or modules is known to the matching file of this folder, loaded when such a class is met.
+# A class of one of these packages or modules is known to the matching file of this folder, loaded when such a class
+# is met.
 HOSTS = {
     "timm": "selectivit.swap.timm",
     "open_clip": "selectivit.swap.open_clip",

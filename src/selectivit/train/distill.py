@@ -10,24 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from selectivit.data.photos import open_photos
 from selectivit.data.training_images import TrainingImages
-from selectivit.data.writing import check_writable, write_json
+from selectivit.data.writing import check_writable
 from selectivit.train.agreement import Agreement
-from selectivit.train.checkpoints import CHECKPOINT, WholeCheckpoints
+from selectivit.train.checkpoints import CHECKPOINT, steps_done
 from selectivit.train.distillation import Distillation
 from selectivit.train.export import export_student
 from selectivit.train.fitting import fit
 from selectivit.train.job import Job, card
 from selectivit.train.keeper import Keeper, StepReport, no_report
 from selectivit.train.loader import StepBatches, make_loader
-from selectivit.train.resume import claim_folder, write_run
+from selectivit.train.resume import claim_folder, write_run, write_skipped
 from selectivit.train.settings import DistillSettings, Running
-
-SKIPPED = "skipped.json"
 
 
 @dataclass(frozen=True)
@@ -122,7 +119,7 @@ def _train(
     settings = job.settings
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     checkpoint = out / CHECKPOINT if (out / CHECKPOINT).is_file() else None
-    start = _steps_done(checkpoint)
+    start = steps_done(checkpoint)
     batches = StepBatches(job.schedule, settings.batch_size, settings.accumulate, rank, world, settings.seed, start)
     module = Distillation(job.pair, settings, job.schedule, batches)
 
@@ -130,16 +127,16 @@ def _train(
         export_student(out / "best", job.pair, write_card({"step": step, **best}), job.examples)
 
     share = Agreement(job.crops[rank::world], max(1, settings.batch_size // world))
-    keeper = Keeper(out, share, settings.validate_every, running.checkpoint_every, save_best, tell)
+    compare = partial(share.means, job.pair)
+    keeper = Keeper(out, compare, "patch_cosine", settings.validate_every, running.checkpoint_every, save_best, tell)
     images = TrainingImages(job.training, settings.seed, settings.augment)
     loader = make_loader(images, batches, running.workers, pin=running.device.startswith("cuda"))
     try:
         fit(module, loader, keeper, out, checkpoint, job.precision, running.device)
     finally:
         skipped = {**job.skipped, **keeper.skipped, **module.skipped}
-        if first and skipped:
-            listed = [{"source": name, "reason": reason} for name, reason in sorted(skipped.items())]
-            write_json(out / SKIPPED, {"count": len(listed), "skipped": listed})
+        if first:
+            write_skipped(out, skipped)
     if module.stopping:
         raise KeyboardInterrupt
     result = {"validation": keeper.validation, "best": keeper.best, "skipped": skipped, "steps": job.schedule.steps}
@@ -149,12 +146,6 @@ def _train(
         )
         write_run(out, job.record, "done", result)
     return _result(out, result, kept=False)
-
-
-def _steps_done(checkpoint: Path | None) -> int:
-    if checkpoint is None:
-        return 0
-    return int(WholeCheckpoints().load_checkpoint(checkpoint, map_location=torch.device("meta"))["global_step"])
 
 
 def _result(out: Path, result: Mapping[str, Any], *, kept: bool) -> DistillResult:

@@ -10,7 +10,7 @@ from typing import Any
 from selectivit.data.writing import write_json
 from selectivit.train.checkpoints import CHECKPOINT
 
-RUN = "run.json"
+RUN, SKIPPED = "run.json", "skipped.json"
 
 
 def claim_folder(out: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -86,3 +86,18 @@ def write_run(out: Path, settings: Mapping[str, Any], state: str, result: Mappin
         WriteError: the folder cannot be written.
     """
     write_json(out / RUN, {"state": state, "settings": dict(settings), "result": dict(result)})
+
+
+def write_skipped(out: Path, skipped: Mapping[str, str]) -> None:
+    """Write skipped.json, where anything was skipped.
+
+    Args:
+        out: the run's folder.
+        skipped: names to reasons.
+
+    Raises:
+        WriteError: the folder cannot be written.
+    """
+    if skipped:
+        listed = [{"source": name, "reason": reason} for name, reason in sorted(skipped.items())]
+        write_json(out / SKIPPED, {"count": len(listed), "skipped": listed})
