@@ -202,7 +202,7 @@ def _tell_result(result: PretrainResult) -> None:
         print("this run was finished before: nothing is left to do, its model card stays as it is", file=sys.stderr)
     values: Any = result.values
     told = [f"loss {values['loss']:.4f}", f"teacher's entropy {values['teacher_entropy']:.3f} of ln K"]
-    told.append(f"spread of features {values['feature_spread']:.3f}")
+    told.append(f"information {values['information']:.3f}, spread of features {values['feature_spread']:.3f}")
     if result.validation:
         told.append(f"k-NN {result.validation['knn_top1']:.4f}")
     print(", ".join(told))

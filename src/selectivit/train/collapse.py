@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SMOOTHING = 0.9
-UNIFORM, CONSTANT, SAME = 0.995, 0.005, 0.02
-"""Shares of ln K at which outputs count as uniform or as one and the same; a spread at which features do."""
+PATIENCE = 10  # steps on end
+UNIFORM, BLIND, SAME = 0.995, 0.01, 0.02
+"""A share of ln K from which on outputs are uniform; a share of information below which they do not depend on the photo;
+a spread below which features are the same."""
 
 
 def batch_sums(outputs: Tensor, probabilities: Tensor, features: Tensor) -> Tensor:
@@ -44,13 +45,16 @@ class Look:
     Args:
         mean_output: (K,).
         teacher_entropy: mean over photos of its output's entropy, as a share of ln K: 1 is uniform.
-        mean_entropy: the entropy of the mean output, likewise: 0 says that all photos get the same single output.
+        mean_entropy: the entropy of the mean output, likewise; it is larger where photos get different outputs.
+        information: how much the output says about which photo it was, in [0, 1]: the difference of the two entropies,
+            as a share of the most that so many photos and outputs allow.
         feature_spread: √(1 − ‖mean of the unit features‖²): 0 says that all photos have the same features.
     """
 
     mean_output: Tensor
     teacher_entropy: float
     mean_entropy: float
+    information: float
     feature_spread: float
 
     @classmethod
@@ -67,7 +71,7 @@ class Look:
         Example:
             >>> same = torch.eye(4)[:1].expand(3, 4)
             >>> look = Look.at(batch_sums(same, same, same), 4)
-            >>> look.teacher_entropy, look.mean_entropy, look.feature_spread
+            >>> look.teacher_entropy, look.information, look.feature_spread
             (0.0, 0.0, 0.0)
         """
         count = sums[-1]
@@ -76,7 +80,8 @@ class Look:
         most = math.log(out_dim) if out_dim > 1 else 1.0
         values = torch.stack([sums[-2] / count / most, torch.special.entr(chances).sum() / most, spread.float()])
         entropy, mean_entropy, spread = values.tolist()
-        return cls(outputs, entropy, mean_entropy, spread)
+        allowed = math.log(max(2.0, min(out_dim, float(count)))) / most
+        return cls(outputs, entropy, mean_entropy, max(0.0, mean_entropy - entropy) / allowed, spread)
 
 
 @dataclass
@@ -88,13 +93,13 @@ class CollapseWatch:
 
     Example:
         >>> watch = CollapseWatch(grace=1)
-        >>> fine = Look(torch.zeros(4), teacher_entropy=0.5, mean_entropy=0.9, feature_spread=0.6)
+        >>> fine = Look(torch.zeros(4), 0.5, mean_entropy=0.9, information=0.4, feature_spread=0.6)
         >>> watch.judge(fine, 0), watch.judge(fine, 5)
         ('', '')
     """
 
     grace: int
-    smooth: dict[str, float] = field(default_factory=dict)
+    lasting: dict[str, int] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
 
     def judge(self, look: Look, step: int) -> str:
@@ -105,37 +110,33 @@ class CollapseWatch:
             step: counted from 0.
 
         Returns:
-            What is wrong and what may help, the first time; else empty.
+            What is wrong and what may help, once it lasts, and once; else empty.
         """
-        for name in ("teacher_entropy", "mean_entropy", "feature_spread"):
-            now = getattr(look, name)
-            self.smooth[name] = SMOOTHING * self.smooth.get(name, now) + (1 - SMOOTHING) * now
-        if step < self.grace:
-            return ""
-        for kind, (bad, words) in self._signs().items():
-            if bad and kind not in self.told:
+        for kind, (bad, words) in _signs(look).items():
+            self.lasting[kind] = self.lasting.get(kind, 0) + 1 if bad else 0
+            if step >= self.grace and self.lasting[kind] >= PATIENCE and kind not in self.told:
                 self.told.append(kind)
                 return f"step {step + 1}: {words}"
         return ""
 
-    def _signs(self) -> dict[str, tuple[bool, str]]:
-        now = self.smooth
-        entropy, spread = f"{now['teacher_entropy']:.4f} of ln K", f"{now['feature_spread']:.4f}"
-        return {
-            "uniform": (
-                now["teacher_entropy"] > UNIFORM,
-                f"the teacher's outputs are nearly uniform (entropy {entropy}), so they teach nothing: a lower teacher "
-                "temperature or a shorter warm-up of it may help, in a new folder",
-            ),
-            "constant": (
-                now["mean_entropy"] < CONSTANT,
-                "the teacher gives all photos one and the same output (entropy of the mean "
-                f"{now['mean_entropy']:.4f} of ln K): a smaller centre momentum, a higher teacher temperature or a "
-                "lower learning rate may help, in a new folder",
-            ),
-            "same": (
-                now["feature_spread"] < SAME,
-                f"the features of all photos are nearly the same (spread {spread}, 1 is the most): a lower learning "
-                "rate, a longer warm-up or a larger batch may help, in a new folder",
-            ),
-        }
+
+def _signs(look: Look) -> dict[str, tuple[bool, str]]:
+    uniform = look.teacher_entropy > UNIFORM
+    return {
+        "uniform": (
+            uniform,
+            f"the teacher's outputs are nearly uniform (entropy {look.teacher_entropy:.4f} of ln K), so they teach "
+            "nothing: a lower teacher temperature may help, in a new folder",
+        ),
+        "blind": (
+            look.information < BLIND and not uniform,
+            "the teacher gives all photos nearly one and the same output (information "
+            f"{look.information:.4f} of what is possible): a lower learning rate, a longer warm-up, a larger "
+            "batch or another teacher temperature may help, in a new folder",
+        ),
+        "same": (
+            look.feature_spread < SAME,
+            f"the features of all photos are nearly the same (spread {look.feature_spread:.4f}, 1 is the most): a lower learning "
+            "rate, a longer warm-up or a larger batch may help, in a new folder",
+        ),
+    }

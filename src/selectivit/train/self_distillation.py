@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -91,12 +92,12 @@ class SelfDistillation(StepModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """What was seen of a collapse goes with the weights."""
-        checkpoint["collapse"] = {"smooth": self.watch.smooth, "told": self.watch.told, "warnings": self.warnings}
+        checkpoint["collapse"] = {"lasting": self.watch.lasting, "told": self.watch.told, "warnings": self.warnings}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take over what `on_save_checkpoint` gave."""
         kept = checkpoint["collapse"]
-        self.watch.smooth, self.watch.told, self.warnings = kept["smooth"], kept["told"], kept["warnings"]
+        self.watch.lasting, self.watch.told, self.warnings = kept["lasting"], kept["told"], kept["warnings"]
 
     def _numbers(self, batch: MultiCropBatch, step: int) -> Tensor | None:
         """The random numbers of stochastic depth: a function of step, layer, crop and photo, however it is split."""
@@ -115,8 +116,9 @@ class SelfDistillation(StepModule):
             dist.all_reduce(sums)
         look = Look.at(sums, self.settings.out_dim)
         self.loss.move_center(look.mean_output)
-        entropies = {"teacher_entropy": look.teacher_entropy, "mean_entropy": look.mean_entropy}
-        self.latest |= {**entropies, "feature_spread": look.feature_spread}
+        seen = ("teacher_entropy", "mean_entropy", "information", "feature_spread")
+        self.latest |= {name: getattr(look, name) for name in seen}
+        self.latest["divergence"] = self.latest["loss"] - look.teacher_entropy * math.log(self.settings.out_dim)
         warning = self.watch.judge(look, step)
         if warning:
             self.warnings.append(warning)
