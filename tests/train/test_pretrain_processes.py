@@ -40,11 +40,11 @@ def forked(photos, out, fatal, environments=({},)):
     """Run in forks of this process; gives their exit codes."""
     context = multiprocessing.get_context("fork")
 
-    def run(environment):
-        os.environ.update(environment)
+    def run(more):
+        os.environ.update(more)
         main(str(photos), str(out), fatal)
 
-    processes = [context.Process(target=run, args=(environment,)) for environment in environments]
+    processes = [context.Process(target=run, args=(more,)) for more in environments]
     for process in processes:
         process.start()
     for process in processes:

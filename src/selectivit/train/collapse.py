@@ -11,8 +11,8 @@ from torch import Tensor
 
 PATIENCE = 10  # steps on end
 UNIFORM, BLIND, SAME = 0.995, 0.01, 0.02
-"""A share of ln K from which on outputs are uniform; a share of information below which they do not depend on the photo;
-a spread below which features are the same."""
+"""A share of ln K from which on outputs are uniform; a share of information below which they do not depend on the
+photo; a spread below which features are the same."""
 
 
 def batch_sums(outputs: Tensor, probabilities: Tensor, features: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def _signs(look: Look) -> dict[str, tuple[bool, str]]:
         ),
         "same": (
             look.feature_spread < SAME,
-            f"the features of all photos are nearly the same (spread {look.feature_spread:.4f}, 1 is the most): a lower learning "
-            "rate, a longer warm-up or a larger batch may help, in a new folder",
+            f"the features of all photos are nearly the same (spread {look.feature_spread:.4f}, 1 is the most): a "
+            "lower learning rate, a longer warm-up or a larger batch may help, in a new folder",
         ),
     }
