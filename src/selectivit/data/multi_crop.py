@@ -111,7 +111,7 @@ class MultiCropImages(Dataset[tuple[int, list[Tensor], tuple[tuple[str, str], ..
         Raises:
             ImageError: no photo at all can be read.
         """
-        image, skipped = self.images.photo(sample.number, self.crops.shorter_side)
+        image, _, skipped = self.images.photo(sample.number, self.crops.shorter_side)
         seed = derived_seed(self.seed, "augmentation", sample.number)
         with seeded(seed), numpy_seeded(seed):
             views = dino_transform(self.crops)(image)

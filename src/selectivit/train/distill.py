@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from selectivit.data.digest import names_digest
 from selectivit.data.photos import open_photos
 from selectivit.data.training_images import TrainingImages
 from selectivit.data.writing import check_writable
@@ -25,6 +26,9 @@ from selectivit.train.keeper import Keeper, StepReport, no_report
 from selectivit.train.loader import StepBatches, make_loader
 from selectivit.train.resume import claim_folder, write_run, write_skipped
 from selectivit.train.settings import DistillSettings, Running
+from selectivit.train.teacher_cache import TeacherCache
+
+TEACHER = "teacher"
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,8 @@ def _train(
     checkpoint = out / CHECKPOINT if (out / CHECKPOINT).is_file() else None
     start = steps_done(checkpoint)
     batches = StepBatches(job.schedule, settings.batch_size, settings.accumulate, rank, world, settings.seed, start)
-    module = Distillation(job.pair, settings, job.schedule, batches)
+    cache = None if settings.views is None else _teacher_cache(job, running.teacher_cache or out / TEACHER)
+    module = Distillation(job.pair, settings, job.schedule, batches, cache)
 
     def save_best(step: int, best: dict[str, float]) -> None:
         export_student(out / "best", job.pair, write_card({"step": step, **best}), job.examples)
@@ -129,11 +134,13 @@ def _train(
     share = Agreement(job.crops[rank::world], max(1, settings.batch_size // world))
     compare = partial(share.means, job.pair)
     keeper = Keeper(out, compare, "patch_cosine", settings.validate_every, running.checkpoint_every, save_best, tell)
-    images = TrainingImages(job.training, settings.seed, settings.augment)
+    images = TrainingImages(job.training, settings.seed, settings.augment, settings.views)
     loader = make_loader(images, batches, running.workers, pin=running.device.startswith("cuda"))
     try:
         fit(module, loader, keeper, out, checkpoint, job.precision, running.device)
     finally:
+        if cache is not None:
+            cache.close()
         skipped = {**job.skipped, **keeper.skipped, **module.skipped}
         if first:
             write_skipped(out, skipped)
@@ -146,6 +153,17 @@ def _train(
         )
         write_run(out, job.record, "done", result)
     return _result(out, result, kept=False)
+
+
+def _teacher_cache(job: Job, folder: Path) -> TeacherCache:
+    names = names_digest(job.training.name(i) for i in range(len(job.training)))
+    identity = {
+        "teacher": job.record["teacher"]["weights_sha256"],
+        "precision": job.precision,
+        "training photos": names,
+        **{name: getattr(job.settings, name) for name in ("seed", "augment", "views")},
+    }
+    return TeacherCache(folder, identity, job.pair)
 
 
 def _result(out: Path, result: Mapping[str, Any], *, kept: bool) -> DistillResult:

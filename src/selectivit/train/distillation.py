@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from selectivit.train.pair import Pair
 from selectivit.train.schedule import Schedule
 from selectivit.train.settings import DistillSettings
 from selectivit.train.step_module import NotFiniteError, StepModule
+from selectivit.train.teacher_cache import TeacherCache
 
 __all__ = ["Distillation", "NotFiniteError"]
 
@@ -29,11 +31,19 @@ class Distillation(StepModule):
         settings: what decides the result.
         schedule: sizes and rates by step.
         batches: this process's samples, to check that data and step agree.
+        cache: of the teacher's tokens, where crops come again.
     """
 
-    def __init__(self, pair: Pair, settings: DistillSettings, schedule: Schedule, batches: StepBatches):
+    def __init__(
+        self,
+        pair: Pair,
+        settings: DistillSettings,
+        schedule: Schedule,
+        batches: StepBatches,
+        cache: TeacherCache | None = None,
+    ):
         super().__init__(settings, batches)
-        self.pair, self.schedule = pair, schedule
+        self.pair, self.schedule, self.cache = pair, schedule, cache
         self.draw: BudgetDraw | None = None
         if pair.num_cores is not None:
             self.draw = settings.budgets or published_draw(pair.num_cores)
@@ -44,7 +54,7 @@ class Distillation(StepModule):
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         """Move the images; 8-bit, a quarter of the traffic."""
-        return Batch(batch.images.to(device, non_blocking=True), batch.first, batch.skipped)
+        return replace(batch, images=batch.images.to(device, non_blocking=True))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of one part of a step."""
@@ -52,7 +62,8 @@ class Distillation(StepModule):
         budget = None if self.draw is None else self.draw.at(step, self.settings.seed)
         # The same numbers in all processes and parts: a student's own augmentation is one draw a step.
         with seeded(derived_seed(self.settings.seed, "student", step), self.device):
-            student, teacher = self.pair.both(batch.images, budget)
+            taught = None if self.cache is None else self.cache.teach(batch)
+            student, teacher = self.pair.both(batch.images, budget, taught)
         parts = distillation_losses(student, teacher, self.settings.losses)
         values = torch.stack(list(parts.values())).detach().tolist()  # one wait for the card, not four
         self.note_part(dict(zip(parts, values, strict=True)), part)
