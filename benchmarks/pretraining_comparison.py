@@ -1,10 +1,10 @@
-"""Softmax, four registers, specialization and entmax-1.5, pretrained by DINO at equal steps: what keeps patches sharper?
+"""Softmax, four registers, specialization and entmax-1.5, pretrained by DINO at equal steps: what keeps patches sharp?
 
 Each variant is trained from scratch with each seed, on the same photos in the same order; variants of one seed start
 with the same weights. Its frozen teacher is then judged by a linear probe on patch tokens (mIoU on CamVid at the masks'
 own resolution), and by k-NN where the photos lie in one sub-folder a class. Untrained weights are the floor.
 
-    python benchmarks/pretraining_comparison.py PHOTOS --camvid CAMVID --out benchmarks/results/pretraining_comparison.json
+    python benchmarks/pretraining_comparison.py PHOTOS --camvid CAMVID --out RESULT.json
 
 Give the command again after a stop: trainings go on where they were, finished rows are kept. With the defaults (a tiny
 ViT, 96 px, 2000 steps of 64 photos, 4 variants, 3 seeds) 1.5 million photos are seen; each training tells how long it

@@ -10,6 +10,7 @@ from selectivit.train.settings import PRECISIONS
 
 PREFIX = "dino_vit"
 KNN = ("auto", "on", "off")
+LEAST_TEMPERATURE = 0.02
 PRESETS: dict[str, dict[str, Any]] = {
     "cls": {},
     "register4": {"registers": 4},
@@ -125,6 +126,11 @@ class DinoSettings:
         ):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"expected {name} above 0, got {getattr(self, name)}")
+        if self.knn_temperature < LEAST_TEMPERATURE:
+            raise ValueError(
+                f"expected knn_temperature of {LEAST_TEMPERATURE} or more, got {self.knn_temperature}: votes are "
+                "exp(cos / temperature), which must stay finite"
+            )
         for name in ("min_lr", "weight_decay", "weight_decay_end", "clip"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"expected {name} of 0 or more, got {getattr(self, name)}")
