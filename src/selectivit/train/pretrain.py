@@ -96,6 +96,7 @@ def pretrain(
     found, problems = open_photos(photos)
     job = DinoJob.prepare(found, photos, settings, running)
     job.skipped.update(dict.fromkeys(problems, "not found"))
+    _batches(job, 0)  # a batch that cannot be split is refused before anything is written
     earlier = claim_folder(folder, job.record)
     if earlier and earlier["state"] == "done":
         return _result(folder, earlier["result"], kept=True)
@@ -115,10 +116,8 @@ def _train(
     first: bool,
 ) -> PretrainResult:
     settings, schedule = job.settings, job.schedule
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     checkpoint = out / CHECKPOINT if (out / CHECKPOINT).is_file() else None
-    start = steps_done(checkpoint)
-    batches = StepBatches(schedule, settings.batch_size, settings.accumulate, rank, world, settings.seed, start)
+    batches = _batches(job, steps_done(checkpoint))
     module = SelfDistillation(job.pair, settings, schedule, batches)
 
     def save(name: str, step: int, numbers: Mapping[str, float]) -> None:
@@ -144,6 +143,12 @@ def _train(
         save("final", schedule.steps, keeper.validation)
         write_run(out, job.record, "done", result)
     return _result(out, result, kept=False)
+
+
+def _batches(job: DinoJob, start: int) -> StepBatches:
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    settings = job.settings
+    return StepBatches(job.schedule, settings.batch_size, settings.accumulate, rank, world, settings.seed, start)
 
 
 def _result(out: Path, result: Mapping[str, Any], *, kept: bool) -> PretrainResult:
