@@ -38,6 +38,7 @@ HOSTS = {
     "onnx": {"models"},
     "PIL": {"data", "vis", "cli"},
     "lightning": {"train"},
+    "lightly": {"train", "data/multi_crop.py"},
     "datasets": {"data/hub_dataset.py"},
     "triton": {f"ops/kernels/triton_{part}.py" for part in ("blocks", "forward", "backward")},
 }

@@ -16,6 +16,7 @@ from tiny_runs import make_student, make_teacher, quick, same, write_photos
 from selectivit import Calibration, features, load_model, swap_attention
 from selectivit.models.veca import Veca
 from selectivit.swap.learn_scale import LearntScale
+from selectivit.train import agreement
 from selectivit.train import keeper as keeping
 from selectivit.train.distill import distill
 from selectivit.train.distillation import NotFiniteError
@@ -81,7 +82,7 @@ def test_a_run_stopped_anywhere_ends_with_the_same_weights(step, whole, photos, 
 
 def test_the_best_student_stays_the_best_over_a_stop(photos, tmp_path, monkeypatch):
     falling = iter(0.9 - 0.1 * i for i in range(9))
-    monkeypatch.setattr(keeping, "means", lambda sums: {"global_cosine": 0.0, "patch_cosine": next(falling)})
+    monkeypatch.setattr(agreement, "means", lambda sums: {"global_cosine": 0.0, "patch_cosine": next(falling)})
     settings = quick(validate_every=1)
     with pytest.raises(Stop):
         distill(make_student(), make_teacher(), [photos], tmp_path, settings, HERE, tell=stop_at(3))

@@ -104,23 +104,38 @@ class TrainingImages(Dataset[Crop]):
         Raises:
             ImageError: no photo at all can be read.
         """
+        image, index, skipped = self.photo(sample.number, round(sample.size * SHORT_SIDE))
+        epoch = sample.number // len(self.photos)
+        slot = None if self.views is None else index * self.views + epoch % self.views
+        draw = ("augmentation", sample.number) if slot is None else ("view", slot)
+        with seeded(derived_seed(self.seed, *draw)):
+            crop = crop_transform(sample.size, self.augment)(image)
+        return Crop(sample.number, crop, skipped, slot)
+
+    def photo(self, number: int, shorter_side: int) -> tuple[Image.Image, int, tuple[tuple[str, str], ...]]:
+        """The photo of a sample.
+
+        Args:
+            number: the sample's.
+            shorter_side: a hint, as for `read_image`.
+
+        Returns:
+            8-bit RGB, its place among the photos, and what could not be read on the way.
+
+        Raises:
+            ImageError: no photo at all can be read.
+        """
         count = len(self.photos)
-        epoch, place = divmod(sample.number, count)
+        epoch, place = divmod(number, count)
         order = epoch_order(count, self.seed, epoch)
         skipped: list[tuple[str, str]] = []
         for step in range(count):
             index = int(order[(place + step) % count])
             if index not in self._unreadable:
                 try:
-                    image = self.photos.read(index, round(sample.size * SHORT_SIDE))
+                    return self.photos.read(index, shorter_side), index, tuple(skipped)
                 except ImageError as error:
                     self._unreadable[index] = str(error)
-                else:
-                    slot = None if self.views is None else index * self.views + epoch % self.views
-                    draw = ("augmentation", sample.number) if slot is None else ("view", slot)
-                    with seeded(derived_seed(self.seed, *draw)):
-                        crop = crop_transform(sample.size, self.augment)(image)
-                    return Crop(sample.number, crop, tuple(skipped), slot)
             skipped.append((self.photos.name(index), self._unreadable[index]))
         raise ImageError(f"none of the {count} photos can be read; the last: {skipped[-1][1]}")
 

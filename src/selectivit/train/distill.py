@@ -5,32 +5,30 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from selectivit.data.digest import names_digest
 from selectivit.data.photos import open_photos
 from selectivit.data.training_images import TrainingImages
-from selectivit.data.writing import WriteError, check_writable, write_json
+from selectivit.data.writing import check_writable
 from selectivit.train.agreement import Agreement
-from selectivit.train.checkpoints import CHECKPOINT, WholeCheckpoints
+from selectivit.train.checkpoints import CHECKPOINT, steps_done
 from selectivit.train.distillation import Distillation
 from selectivit.train.export import export_student, rewrite_terms
 from selectivit.train.fitting import fit
 from selectivit.train.job import Job, card
 from selectivit.train.keeper import Keeper, StepReport, no_report
 from selectivit.train.loader import StepBatches, make_loader
-from selectivit.train.resume import claim_folder, write_run
+from selectivit.train.resume import claim_folder, note_stop, write_run, write_skipped
 from selectivit.train.settings import DistillSettings, Running
 from selectivit.train.teacher_cache import TeacherCache
 
-SKIPPED, TEACHER = "skipped.json", "teacher"
+TEACHER = "teacher"
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ def _train(
     settings = job.settings
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     checkpoint = out / CHECKPOINT if (out / CHECKPOINT).is_file() else None
-    start = _steps_done(checkpoint)
+    start = steps_done(checkpoint)
     batches = StepBatches(job.schedule, settings.batch_size, settings.accumulate, rank, world, settings.seed, start)
     cache = None if settings.views is None else _teacher_cache(job, running.teacher_cache or out / TEACHER)
     module = Distillation(job.pair, settings, job.schedule, batches, cache)
@@ -141,8 +139,9 @@ def _train(
         export_student(out / "best", job.pair, write_card({"step": step, **best}), job.examples)
 
     share = Agreement(job.crops[rank::world], max(1, settings.batch_size // world))
+    compare = partial(share.means, job.pair)
     rhythm = (settings.validate_every, running.checkpoint_every, job.may_be_trained)
-    keeper = Keeper(out, share, *rhythm, save_best, tell)
+    keeper = Keeper(out, compare, "patch_cosine", *rhythm, save_best, tell)
     images = TrainingImages(job.training, settings.seed, settings.augment, settings.views)
     loader = make_loader(images, batches, running.workers, pin=running.device.startswith("cuda"))
     try:
@@ -151,15 +150,14 @@ def _train(
             raise KeyboardInterrupt
     except BaseException as error:
         if first:
-            _note_stop(out, job, keeper.saved, error)
+            note_stop(out, job.record, keeper.saved, error)
         raise
     finally:
         if cache is not None:
             cache.close()
         skipped = {**job.skipped, **keeper.skipped, **module.skipped}
-        if first and skipped:
-            listed = [{"source": name, "reason": reason} for name, reason in sorted(skipped.items())]
-            write_json(out / SKIPPED, {"count": len(listed), "skipped": listed})
+        if first:
+            write_skipped(out, skipped)
     result = {"validation": keeper.validation, "best": keeper.best, "skipped": skipped, "steps": job.schedule.steps}
     if first:
         export_student(
@@ -167,12 +165,6 @@ def _train(
         )
         write_run(out, job.record, "done", result)
     return _result(out, result, kept=False)
-
-
-def _note_stop(out: Path, job: Job, step: int, error: BaseException) -> None:
-    reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
-    with suppress(WriteError):  # a full disk is told by the error itself
-        write_run(out, job.record, "stopped", {"step": step, "reason": reason})
 
 
 def _teacher_cache(job: Job, folder: Path) -> TeacherCache:
@@ -184,12 +176,6 @@ def _teacher_cache(job: Job, folder: Path) -> TeacherCache:
         **{name: getattr(job.settings, name) for name in ("seed", "augment", "views")},
     }
     return TeacherCache(folder, identity, job.pair)
-
-
-def _steps_done(checkpoint: Path | None) -> int:
-    if checkpoint is None:
-        return 0
-    return int(WholeCheckpoints().load_checkpoint(checkpoint, map_location=torch.device("meta"))["global_step"])
 
 
 def _result(out: Path, result: Mapping[str, Any], *, kept: bool) -> DistillResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from selectivit.data.writing import write_atomic, write_error
+from selectivit.data.writing import write_error
 from selectivit.models.saving import save_model
 from selectivit.swap.calibrate import measure_swap
 from selectivit.swap.learn_scale import swapped_rules
@@ -21,6 +21,7 @@ from selectivit.swap.sites import find_sites
 from selectivit.train.pair import Pair
 from selectivit.train.tokens import normalise
 
+DISTILLED = "Distilled from a frozen teacher's dense features by selectivit (measured here)."
 HEAD, CARD, CALIBRATION = "distillation_head.safetensors", "README.md", "calibration"
 TERMS = "\n## Terms\n\n"
 
@@ -40,17 +41,40 @@ def export_student(folder: Path, pair: Pair, card: str, crops: Sequence[Tensor])
     Raises:
         WriteError: no space, no permission.
     """
+
+    def fill(scratch: Path) -> str:
+        loads = save_model(pair.student, str(scratch))
+        calibrated = save_calibration(scratch / CALIBRATION, pair, crops)
+        use = usage(loads, swap_call(pair.student, calibrated))
+        if isinstance(pair.head, nn.Linear):
+            tensors = {name: t.contiguous() for name, t in pair.head.state_dict().items()}
+            (scratch / HEAD).write_bytes(save(tensors))
+            use += f"\n\nIts tokens reach the teacher's width through the linear map in {HEAD}."
+        return use
+
+    return write_folder(folder, fill, card)
+
+
+def write_folder(folder: Path, fill: Callable[[Path], str], card: str) -> str:
+    """Write a model's folder; each file is there whole or not at all, and an earlier model in it is replaced.
+
+    Args:
+        folder: made if it is not there.
+        fill: writes the model into the folder that it is given, and says how it is read again.
+        card: the model card, with {use} where it says so.
+
+    Returns:
+        How the folder is read, in words.
+
+    Raises:
+        WriteError: no space, no permission.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as scratch:
-            loads = save_model(pair.student, scratch)
-            calibrated = save_calibration(Path(scratch) / CALIBRATION, pair, crops)
-            use = usage(loads, swap_call(pair.student, calibrated))
+            use = fill(Path(scratch))
+            (Path(scratch) / CARD).write_text(card.replace("{use}", use), encoding="utf-8")
             _place(Path(scratch), folder)
-        if isinstance(pair.head, nn.Linear):
-            write_atomic(folder / HEAD, save({name: t.contiguous() for name, t in pair.head.state_dict().items()}))
-            use += f"\n\nIts tokens reach the teacher's width through the linear map in {HEAD}."
-        write_atomic(folder / CARD, card.replace("{use}", use).encode())
     except OSError as error:
         raise write_error(folder, error) from error
     except Exception as error:  # safetensors has an error of its own for a full disk
@@ -150,7 +174,7 @@ def swap_call(student: nn.Module, calibrated: bool) -> str:
     return f"sv.swap_attention(model, {rule.normalizer!r}, {float(rule.alpha)}, {rule.scores!r}, {places}{scale})"
 
 
-def model_card(title: str, facts: Mapping[str, Any], command: str, note: str) -> str:
+def model_card(title: str, facts: Mapping[str, Any], command: str, note: str, made: str = DISTILLED) -> str:
     """Write what a stranger needs to know about the weights.
 
     Args:
@@ -158,6 +182,7 @@ def model_card(title: str, facts: Mapping[str, Any], command: str, note: str) ->
         facts: sections' names to what they hold; dictionaries become lists.
         command: that made it.
         note: the author's own words, such as the terms of use; empty leaves a line that says they are missing.
+        made: how it came about, in a sentence.
 
     Returns:
         Markdown, with {use} still to be filled.
@@ -166,7 +191,7 @@ def model_card(title: str, facts: Mapping[str, Any], command: str, note: str) ->
         >>> print(model_card("tiny", {"teacher": "dinov2-small"}, "selectivit distill …", "CC0").splitlines()[0])
         # tiny
     """
-    lines = [f"# {title}", "", "Distilled from a frozen teacher's dense features by selectivit (measured here).", ""]
+    lines = [f"# {title}", "", made, ""]
     lines += ["## Use", "", "{use}", "", "## Command", "", "```", command, "```", ""]
     for name, held in facts.items():
         lines += [f"## {name}", ""]

@@ -69,7 +69,7 @@ class Job:
             ValueError: no photo that can be read, unknown models, or models that do not fit each other.
         """
         training, held_out = split(photos, settings.holdout, settings.seed)
-        _check_readable(training)
+        check_readable(training)
         names = {"student": _called(student), "teacher": _called(teacher)}
         may_be_trained = isinstance(student, nn.Module) or str(student) not in BUILDERS
         if not isinstance(teacher, nn.Module):
@@ -122,7 +122,7 @@ def split(photos: Photos, holdout: int, seed: int) -> tuple[PhotoSubset, PhotoSu
     return PhotoSubset(photos, sorted(order[count:])), PhotoSubset(photos, sorted(order[:count]))
 
 
-def _check_readable(photos: PhotoSource) -> None:
+def check_readable(photos: PhotoSource) -> None:
     """Find one photo that can be read: it is better said now than by a worker."""
     reason = ""
     for index in range(len(photos)):
