@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from selectivit.data.writing import write_error
+from selectivit.data.writing import write_atomic, write_error
 from selectivit.models.saving import save_model
 from selectivit.swap.calibrate import measure_swap
 from selectivit.swap.learn_scale import swapped_rules
