@@ -95,6 +95,7 @@ def _draw_maps(
     bar = figure.colorbar(
         ScalarMappable(norm, COLOUR_MAP), ax=cells, orientation="horizontal", fraction=0.03, pad=0.01, aspect=60
     )
+    assert norm.vmin and norm.vmax  # _scale sets both
     ticks = torch.logspace(math.log10(norm.vmin), math.log10(norm.vmax), 5, dtype=torch.float64).tolist()
     bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
     bar.minorticks_off()
