@@ -95,7 +95,7 @@ def test_the_best_student_stays_the_best_over_a_stop(photos, tmp_path, monkeypat
 
 def test_a_new_student_is_not_compared_before_it_learns(photos, tmp_path, monkeypatch):
     falling = iter(0.9 - 0.1 * i for i in range(9))
-    monkeypatch.setattr(keeping, "means", lambda sums: {"global_cosine": 0.0, "patch_cosine": next(falling)})
+    monkeypatch.setattr(agreement, "means", lambda sums: {"global_cosine": 0.0, "patch_cosine": next(falling)})
     tiny = {"dim": 16, "depth": 2, "num_heads": 2, "hidden_dim": 24, "num_cores": 8}
     result = distill("veca_tiny_patch14", make_teacher(), [photos], tmp_path, quick(2), HERE, student_arguments=tiny)
     assert result.best_validation["step"] == 2 and result.best_validation["patch_cosine"] == 0.9
