@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from selectivit.cli import budget, compare, distill, doctor, features, models, segment
+from selectivit.cli import budget, compare, distill, doctor, features, models, scenes, segment
 from selectivit.cli.memory import ADVICE, out_of_memory
 
 COMMANDS = {
@@ -17,6 +17,7 @@ COMMANDS = {
     "features": features,
     "compare": compare,
     "segment": segment,
+    "scenes": scenes,
     "distill": distill,
     "budget": budget,
 }
