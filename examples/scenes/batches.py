@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from selectivit.data.scene_layouts import SHORT, Layout, caption, draw_layout, vary
+from selectivit.data.scene_layouts import SHORT, Layout, Thing, caption, draw_layout, vary
 from selectivit.data.scene_rendering import render
 from selectivit.openvocab.prompts import find_templates
 
@@ -65,7 +65,7 @@ class Batches(Dataset[tuple[Tensor, Tensor]]):
         for _ in range(self.batch // 4):
             for layout, said in _four(stage, rng):
                 images.append(_pixels(layout, stage.side))
-                captions.append(caption(layout, rng, short=0.2, always=said, templates=TEMPLATES))
+                captions.append(caption(layout, rng, short=0.15, always=said, templates=TEMPLATES))
         pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float()
         return (pixels / 255 - MEAN) / STD, self.tokenizer(captions)
 
@@ -79,14 +79,27 @@ def _four(stage: Stage, rng: np.random.Generator) -> list[tuple[Layout, tuple[st
     side = max(32, round(stage.side * scale))
     radius = (stage.radius[0] * scale, stage.radius[1] * scale)
     base = draw_layout(rng, (side, side), stage.things, radius)
-    chosen = [KINDS[i] for i in rng.choice(len(KINDS), 3, replace=False)]
-    if rng.random() < stage.shapes:
-        chosen = ["shape"] * 3
-    if rng.random() < stage.plain:
-        chosen = [kind if kind in ("shape", "color") else "shape" for kind in chosen]
+    plain = rng.random() < stage.plain
+    if plain:
         base = replace(base, things=tuple(replace(t, pattern="plain", material="matte") for t in base.things))
-    said = tuple(kind for kind in chosen if kind != "shape")
+    if rng.random() < stage.shapes:
+        return [(scene, ("color",)) for scene in _other_shapes(base, rng)]
+    chosen = [KINDS[i] for i in rng.choice(2 if plain else len(KINDS), 3, replace=plain)]
+    said = tuple(kind for kind in KINDS if kind in chosen and kind != "shape")
     return [(base, said), *((vary(base, rng, kind), said) for kind in chosen)]
+
+
+def _other_shapes(base: Layout, rng: np.random.Generator) -> list[Layout]:
+    """A scene and three of other shapes, no two with the same largest object."""
+    found = {_largest(base).shape: base}
+    while len(found) < 4:
+        other = vary(base, rng, "shape")
+        found.setdefault(_largest(other).shape, other)
+    return list(found.values())
+
+
+def _largest(layout: Layout) -> Thing:
+    return max(layout.things, key=lambda thing: thing.radius)
 
 
 def _pixels(layout: Layout, side: int) -> np.ndarray:

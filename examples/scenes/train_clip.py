@@ -36,10 +36,10 @@ CONTEXT, EMBED = 32, 192
 VISION = {"image_size": 224, "patch_size": 16, "width": 192, "layers": 6, "head_width": 32}
 TEXT = {"context_length": CONTEXT, "width": 192, "heads": 6, "layers": 3}
 STAGES = (  # colours and backgrounds come of themselves, shapes only where little else tells scenes apart
-    Stage(until=250, side=112, things=(1, 2), radius=(16, 50)),
-    Stage(until=550, side=112, things=(1, 1), radius=(30, 52), shapes=0.7, plain=0.8),
-    Stage(until=850, side=112, things=(1, 2), radius=(18, 52), shapes=0.4, plain=0.2),
-    Stage(until=1000, side=224, things=(1, 5), radius=(16, 90), dropped=0.6, shapes=0.2),
+    Stage(until=600, side=112, things=(1, 2), radius=(16, 50)),
+    Stage(until=1900, side=112, things=(1, 1), radius=(28, 52), shapes=0.7, plain=0.6),
+    Stage(until=2400, side=112, things=(1, 2), radius=(18, 52), shapes=0.4, plain=0.2),
+    Stage(until=2600, side=224, things=(1, 5), radius=(16, 90), dropped=0.6, shapes=0.2),
 )
 EVERY = 50  # steps between checkpoints
 
@@ -67,7 +67,8 @@ def main() -> None:
     out = Path(options.out)
     tokenizer = SimpleTokenizer(str(write_merges(out / "model")), context_length=CONTEXT)
     torch.manual_seed(options.seed)
-    model = CLIP(EMBED, VISION, TEXT | {"vocab_size": tokenizer.vocab_size})
+    # A smaller temperature than CLIP's first one: scenes of one four differ little.
+    model = CLIP(EMBED, VISION, TEXT | {"vocab_size": tokenizer.vocab_size}, init_logit_scale=math.log(35))
     batches = Batches(STAGES, options.batch, tokenizer, options.seed)
     optimizer = MuonAdamW(model, lr=options.lr, weight_decay=0.05)
     start = _resume(out, model, optimizer)
@@ -160,7 +161,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", help="folder of the run: checkpoint, log and, in model/, the result")
     parser.add_argument("--batch", type=int, default=128, help="scenes a step, a multiple of 4")
-    parser.add_argument("--lr", type=float, default=2e-3, help="largest learning rate")
+    parser.add_argument("--lr", type=float, default=3e-3, help="largest learning rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1, help="processes that render")

@@ -187,7 +187,8 @@ def _material(thing: Thing, paint: Array, u: Array, v: Array, rng: np.random.Gen
         gleam = (0.55 + 0.55 * np.sin(5 * (v + 0.5 * u) + rng.uniform(0, 6)))[..., None]
         return (0.6 * paint + 0.4 * paint.mean(-1, keepdims=True)) * (0.45 + gleam) + 0.25 * gleam**3, 1.0
     if thing.material == "wooden":
-        wobble = smooth_noise(rng, *u.shape, 24)
+        height, width = u.shape
+        wobble = smooth_noise(rng, height, width, 24)
         grain = np.sin(thing.radius * 0.9 * (v + 0.35 * wobble))[..., None]
         return (0.8 * paint + 0.2 * np.array([0.5, 0.32, 0.15], np.float32)) * (0.85 + 0.25 * grain), 1.0
     if thing.material == "furry":
