@@ -42,6 +42,12 @@ class SegmentOptions:
         "how CLIP is read: clip, maskclip, sclip, clearclip, naclip, gem, selectivit, or entmax- with qk, qq, kk, vv, "
         "qq+kk or qq+kk+vv",
     )
+    alpha: str | None = option(
+        None,
+        "ALPHA",
+        "entmax's alpha in place of the preset's normalizer: 1 (softmax) or more, or auto: chosen for each photo and "
+        "head by how diffuse its softmax is",
+    )
     templates: str | None = option(
         None, "NAME", "prompts around the words: imagenet80, imagenet7, photo or none; default: the preset's"
     )
@@ -141,6 +147,8 @@ def _segmenter(where: RunOptions, what: SegmentOptions, labels: list[str], devic
     preset = replace(find_preset(what.preset), seed=where.seed)
     if what.size is not None:
         preset = replace(preset, size=what.size)
+    if what.alpha is not None:
+        preset = replace(preset, normalizer="entmax", alpha=_alpha(what.alpha))
     background: Any = what.background is not None and what.background.strip() == "below"
     if what.background is not None and not background:
         background = [word.strip() for word in what.background.replace("|", ",").split(",")]
@@ -154,6 +162,15 @@ def _segmenter(where: RunOptions, what: SegmentOptions, labels: list[str], devic
         refine=what.refine,
         device=device,
     )
+
+
+def _alpha(text: str) -> Any:
+    if text.strip() == "auto":
+        return "auto"
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"expected --alpha auto or a number of 1 or more, got {text!r}") from None
 
 
 def _settings(where: RunOptions, what: SegmentOptions, segmenter: OpenVocabularySegmenter) -> dict[str, Any]:

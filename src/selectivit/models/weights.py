@@ -40,10 +40,10 @@ def load_model(
     safetensors and pickles of plain tensors are read; a missing or superfluous tensor is an error.
 
     Args:
-        name: "dinov2-small"; a timm name; a transformers id ("facebook/dinov2-small"); an open_clip model and tag
-            ("open_clip:ViT-B-16/openai"); a local folder written by timm, transformers, open_clip or our own
-            `save_pretrained`. The prefixes "timm:", "transformers:" and "open_clip:" decide where a name could mean
-            two things.
+        name: "dinov2-small"; "veca-tiny", which comes with the package; a timm name; a transformers id
+            ("facebook/dinov2-small"); an open_clip model and tag ("open_clip:ViT-B-16/openai"); a local folder written
+            by timm, transformers, open_clip or our own `save_pretrained`. The prefixes "timm:", "transformers:" and
+            "open_clip:" decide where a name could mean two things.
         cache_dir: folder for fetched weights; None leaves it to $SELECTIVIT_CACHE and to each library's own setting.
         device: where the model is put.
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from selectivit.openvocab.auto import auto_attention
 from selectivit.openvocab.presets import Preset
 from selectivit.ops.scores import score_pairs
-from selectivit.ops.selective import selective_attention
+from selectivit.ops.selective import AttentionRule, selective_attention
 from selectivit.swap.last_blocks import Attention
 
 
@@ -34,13 +35,29 @@ def attention_of(preset: Preset, grid: tuple[int, int], num_prefix: int, layer: 
     def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> Tensor:
         if near is not None and pairs:
             mask = _added(near.to(q), mask)
-        if preset.combine != "scores" or len(pairs) < 2:
-            return selective_attention(q, k, v, rule, scale=scale, attn_mask=mask)
-        # Side by side, the products of several projections add up: one map of their mean.
         known = {"q": q, "k": k, "v": v}
-        left, right = (torch.cat([known[pair[side]] for pair in pairs], dim=-1) for side in (0, 1))
-        joint = replace(rule, scores="qk")
-        return selective_attention(left, right, v, joint, scale=scale / len(pairs), attn_mask=mask)
+        sides = [(known[one], known[other]) for one, other in pairs]
+        if preset.combine == "scores" and len(pairs) > 1:
+            # Side by side, the products of several projections add up: one map of their mean.
+            sides = [(torch.cat([a for a, _ in sides], dim=-1), torch.cat([b for _, b in sides], dim=-1))]
+            scale = scale / len(pairs)
+        if preset.alpha != "auto" and len(sides) == len(pairs):
+            return selective_attention(q, k, v, rule, scale=scale, attn_mask=mask)
+        one_map = _one_map(preset, num_prefix, replace(rule, scores="qk"))
+        outputs = [one_map(a, b, v, scale, mask) for a, b in sides]
+        total = torch.stack(outputs).sum(0) if outputs else v
+        return total if preset.combine == "sum" or not outputs else total / len(outputs)
+
+    return attend
+
+
+def _one_map(preset: Preset, num_prefix: int, rule: AttentionRule) -> Attention:
+    """Attention of one map: by the rule, or as the image at hand has it."""
+
+    def attend(a: Tensor, b: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> Tensor:
+        if preset.alpha != "auto":
+            return selective_attention(a, b, v, rule, scale=scale, attn_mask=mask)
+        return auto_attention(a, b, v, scale=scale / preset.temperature, attn_mask=mask, num_prefix=num_prefix)
 
     return attend
 
@@ -76,12 +93,13 @@ def _added(near: Tensor, mask: Tensor | None) -> Tensor:
     return near.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else near + mask
 
 
-def clustering_attention(preset: Preset, length: Tensor, layer: int) -> Attention:
+def clustering_attention(preset: Preset, length: Tensor, num_prefix: int, layer: int) -> Attention:
     """GEM's self-self attention: each projection is drawn to its clusters once, and then says where values go.
 
     Args:
         preset: a preset of two streams.
         length: (B, 1, 1, 1), the tokens' mean norm; times the host's scale it is the factor on cosines.
+        num_prefix: how many tokens come before the patches.
         layer: the block's place, for the random mask.
 
     Returns:
@@ -89,14 +107,14 @@ def clustering_attention(preset: Preset, length: Tensor, layer: int) -> Attentio
 
     Source: GEM, arXiv 2312.00878.
     """
-    rule = replace(preset.rule(layer), scores="qk")
+    one_map = _one_map(preset, num_prefix, replace(preset.rule(layer), scores="qk"))
 
     def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> Tensor:
         known, factor, outputs = {"q": q, "k": k, "v": v}, (length * scale).to(q), []
         for name, _ in score_pairs(preset.scores):
             x = F.normalize(known[name], dim=-1)
-            x = F.normalize(selective_attention(x * factor, x, x, rule, scale=1.0, attn_mask=mask), dim=-1)
-            outputs.append(selective_attention(x * factor, x, v, rule, scale=1.0, attn_mask=mask))
+            x = F.normalize(one_map(x * factor, x, x, 1.0, mask), dim=-1)
+            outputs.append(one_map(x * factor, x, v, 1.0, mask))
         total = torch.stack(outputs).sum(0)
         return total if preset.combine == "sum" else total / len(outputs)
 

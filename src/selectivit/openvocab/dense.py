@@ -91,8 +91,22 @@ def dense_tokens(model: nn.Module, images: Tensor, preset: str | Preset = "entma
             f"expected images (B, 3, H, W) with H and W multiples of {patch} (the patch), got {tuple(images.shape)}"
         )
     images = images.to(next(tower.module.parameters()).dtype)
-    entry = enter(tower, images, found.layers)
-    tokens = (_two_streams if found.two_streams else _one_stream)(tower, entry, found)
+    return last_blocks(whole, enter(tower, images, found.layers), found)
+
+
+def last_blocks(model: nn.Module, entry: Entry, preset: Preset) -> DenseTokens:
+    """`dense_tokens` from where the last blocks begin, so that several presets may share what comes before.
+
+    Args:
+        model: as for `dense_tokens`.
+        entry: from `selectivit.swap.last_blocks.enter`, with as many blocks left as the preset has.
+        preset: how they attend.
+
+    Returns:
+        The tokens.
+    """
+    whole, tower = unwrap(model), image_tower(model)
+    tokens = (_two_streams if preset.two_streams else _one_stream)(tower, entry, preset)
     return DenseTokens(host_of(whole).align(whole, tower.module, tokens), entry.num_prefix, entry.grid)
 
 
@@ -116,7 +130,7 @@ def _two_streams(tower: Tower, entry: Entry, preset: Preset) -> Tensor:
         host = halves(tower, entry, place)
         normed = host.norm(plain)
         length = normed.float().norm(dim=-1).mean(-1).reshape(-1, 1, 1, 1)  # (B, 1, 1, 1)
-        attention = clustering_attention(preset, length, place)
+        attention = clustering_attention(preset, length, entry.num_prefix, place)
         gathered = gathered + halves(tower, entry, place, attention).attention(normed)
         plain = plain + host.attention(normed)
         plain = plain + host.ffn(plain)

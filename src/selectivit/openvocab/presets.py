@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
+from typing import Literal
 
 from selectivit.ops.scores import PAIRS, score_pairs
 from selectivit.ops.selective import AttentionRule
@@ -20,7 +21,8 @@ class Preset:
     Args:
         scores: "qk", "qq", "kk", "vv", a sum such as "qq+kk", or "v" (no mixing).
         normalizer: "softmax", "entmax", "sparsemax" or "random_mask".
-        alpha: entmax's α; the random mask keeps as many keys as this entmax.
+        alpha: entmax's α; the random mask keeps as many keys as this entmax. "auto": for each head and image α and the
+            scale of the scores are chosen by how diffuse softmax is (`selectivit.openvocab.auto`).
         combine: of a sum of score sources: the "mean" or the "sum" of the attention maps, or one map of the mean
             "scores".
         temperature: divides the scores.
@@ -44,7 +46,7 @@ class Preset:
 
     scores: str = "qk"
     normalizer: str = "softmax"
-    alpha: float = 1.2
+    alpha: float | Literal["auto"] = 1.2
     combine: str = "mean"
     temperature: float = 1.0
     seed: int = 0
@@ -64,6 +66,10 @@ class Preset:
     def __post_init__(self) -> None:
         if self.combine not in COMBINATIONS:
             raise ValueError(f"combine must be one of {', '.join(COMBINATIONS)}, got {self.combine!r}")
+        if isinstance(self.alpha, str) and (self.alpha != "auto" or self.normalizer != "entmax"):
+            raise ValueError(
+                f"alpha is a number, or 'auto' with the normalizer entmax, got {self.alpha!r} with {self.normalizer}"
+            )
         self.rule(0)  # checks the names and numbers that it takes
         if self.two_streams and (self.neighbourhood is not None or any(a != b for a, b in score_pairs(self.scores))):
             raise ValueError(
@@ -83,11 +89,11 @@ class Preset:
             raise ValueError(f"threshold is a probability, got {self.threshold}")
 
     def rule(self, layer: int) -> AttentionRule:
-        """The rule of attention of the block at `layer`."""
+        """The rule of attention of the block at `layer`; "auto" has a number in its place."""
         combine = "mean" if self.combine == "scores" else self.combine
         return AttentionRule(
             self.normalizer,
-            alpha=self.alpha,
+            alpha=1.5 if isinstance(self.alpha, str) else self.alpha,
             scores=self.scores,
             temperature=self.temperature,
             combine=combine,
