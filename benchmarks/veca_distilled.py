@@ -5,11 +5,13 @@
 The folders are what `selectivit distill` and `benchmarks/dense_student.py` wrote; the photos must not be among those
 trained on. Patch cosine to the teacher on middle crops; a linear probe on frozen tokens (BN + linear, see
 `calibrated_probe.py`), trained on camvid's train split, mIoU on its val split; medians of interleaved forwards.
+Times want a machine of their own: `--only times` and `--only quality` fill their part of the JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -79,6 +81,7 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=11)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", choices=("times", "quality"))
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(2)
@@ -88,30 +91,37 @@ def main() -> None:
     candidates: dict[str, tuple[nn.Module, dict[str, int]]] = {"teacher": (teacher, {}), "dense": (dense, {})}
     candidates |= {f"veca, {cores} cores": (veca, {"num_cores": cores}) for cores in BUDGETS}
 
-    times = {size: timed(candidates, size, args.rounds) for size in SIZES}
+    record: dict[str, Any] = {
+        "question": "what a distilled VECA keeps of a dense student and of its teacher, by budget",
+        "teacher": args.teacher,
+        "crop": CROP,
+        "probe": {"data": args.camvid.name, "size": list(args.size), "seeds": args.seeds},
+        "machine": machine(),
+    }
+    earlier = json.loads(args.out.read_text())["rows"] if args.only and args.out.is_file() else []
+    rows: dict[str, dict[str, Any]] = {name: {"model": name} for name in candidates} | {r["model"]: r for r in earlier}
+    if args.only != "quality":
+        for size in SIZES:
+            for name, found in timed(candidates, size, args.rounds).items():
+                rows[name][f"at {size} px"] = found
+    record["rows"] = list(rows.values())
+    write(args.out, record)
+    if args.only == "times":
+        return
     found, _ = open_photos(args.photos)
     crops, _ = centre_crops(found, range(len(found)), CROP)
     agreement = Agreement(crops, 8)
     train, train_masks = read_split(args.camvid, "train", tuple(args.size))
     val, val_masks = read_split(args.camvid, "val", tuple(args.size))
-    record: dict[str, Any] = {
-        "question": "what a distilled VECA keeps of a dense student and of its teacher, by budget",
-        "teacher": args.teacher,
-        "photos": {"count": len(crops), "crop": CROP},
-        "probe": {"data": args.camvid.name, "size": list(args.size), "seeds": args.seeds},
-        "machine": machine(),
-    }
-    rows: list[dict[str, Any]] = []
     for name, (model, budget) in candidates.items():
-        row: dict[str, Any] = {"model": name, **{f"at {size} px": times[size][name] for size in SIZES}}
-        pair = pairs.get(name.partition(",")[0])
+        row, pair = rows[name], pairs.get(name.partition(",")[0])
         if pair is not None:
-            row |= means(agreement.sums(pair, None, budget.get("num_cores")))
+            row |= means(agreement.sums(pair, None, budget.get("num_cores"))) | {"photos": len(crops)}
         maps = tokens(model, train, **budget), tokens(model, val, **budget)
         scores = [probe(*maps, train_masks, val_masks, args.classes, seed) for seed in range(args.seeds)]
-        rows.append({**row, "miou": float(np.mean(scores)), "miou_per_seed": scores})
-        write(args.out, {**record, "rows": rows})  # after every row: a run that is stopped keeps what it has
-        print({key: value for key, value in rows[-1].items() if key != "miou_per_seed"}, flush=True)
+        row |= {"miou": float(np.mean(scores)), "miou_per_seed": scores}
+        write(args.out, record)  # after every row: a run that is stopped keeps what it has
+        print({key: value for key, value in row.items() if key != "miou_per_seed"}, flush=True)
 
 
 if __name__ == "__main__":
