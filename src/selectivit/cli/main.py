@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from selectivit.cli import budget, compare, distill, doctor, features, models, segment
+from selectivit.cli import budget, compare, distill, doctor, export, features, models, segment
 from selectivit.cli.memory import ADVICE, out_of_memory
 
 COMMANDS = {
@@ -19,6 +19,7 @@ COMMANDS = {
     "segment": segment,
     "distill": distill,
     "budget": budget,
+    "export": export,
 }
 """Name -> module with HELP, add_arguments(parser) and run(options) -> exit status."""
 
