@@ -36,7 +36,7 @@ def main():
             sizes = {}
             for kind, runner in (("onnx", onnx_runner), ("torch", torch_runner)):
                 with torch.inference_mode(False):
-                    done = sv.export_features(model, Path(folder) / kind, format=kind)
+                    done = sv.export_features(model, Path(folder) / f"{kind}.pt2", format=kind)
                 file = runner(done.path.read_bytes())
                 runs[kind] = partial(lambda file, x: file(x, None), file)
                 sizes[kind] = done.size

@@ -121,7 +121,9 @@ def test_blocks_and_parameters_that_are_not_needed_stay_out(tmp_path):
 @pytest.mark.parametrize("format", ["onnx", "torch"])
 def test_a_budget_as_an_input(format, tmp_path):
     model = veca("entmax15")
-    done = sv.export_features(model, tmp_path / "m", format=format, num_cores="input")
+    done = sv.export_features(
+        model, tmp_path / ("m.pt2" if format == "torch" else "m.onnx"), format=format, num_cores="input"
+    )
     check(model, str(done.path), format, SIZES[1:3], (1, 2, 7, BANK))
     assert done.description["inputs"]["num_cores"]["most"] == BANK
     for outside in (0, BANK + 1, -1):
@@ -180,6 +182,7 @@ def test_what_is_refused_before_anything_is_traced(tmp_path):
     model, out = randomise(HOSTS["timm ViT"].build()), tmp_path / "m.onnx"
     for told, options in (
         (r"unknown format 'onxx': expected 'onnx' or 'torch'", {"format": "onxx"}),
+        (r"a path that ends in \.pt2", {"format": "torch"}),
         (r"whole patches of 8 px, got 30 x 30; the nearest is 32 x 32", {"size": 30}),
         (r"layer=9 is out of range: this model has 3 blocks", {"layer": 9}),
         (r"num_cores is a budget of cores, which VisionTransformer does not have", {"num_cores": "input"}),

@@ -59,7 +59,7 @@ def export_features(
 
     Args:
         model: as for `features`, in eval mode, float32, on the CPU; swapped or not.
-        path: the file to write, usually .onnx or .pt2; an earlier one is replaced once the new one has been checked.
+        path: the file to write, .onnx or .pt2; an earlier one is replaced once the new one has been checked.
         format: "onnx" or "torch" (torch.export).
         size: of the images in pixels, a side or (height, width), multiples of the patch; None is the model's own size.
             With `dynamic` only what the metadata recommend.
@@ -90,6 +90,8 @@ def export_features(
     """
     if format not in FORMATS:
         raise ValueError(f"unknown format {format!r}: expected {' or '.join(map(repr, FORMATS))}")
+    if format == "torch" and Path(path).suffix != ".pt2":
+        raise ValueError(f"expected a path that ends in .pt2, since torch reads no other, got {os.fspath(path)!r}")
     FORMATS[format]()  # what it needs is there
     tower, expected = tower_of(model), preprocessing(model)
     height, width = _sides(size, expected.image_size, expected.patch_size)
@@ -110,7 +112,14 @@ def export_features(
         data = torch_bytes(program, about)
     else:
         data = onnx_bytes(program, about, names, list(outputs), type(tower).__name__, dynamic)
-    difference = largest_difference(data, format, graph, _trials((height, width), expected.patch_size, dynamic, bank))
+    trials = _trials((height, width), expected.patch_size, dynamic, bank)
+    try:
+        difference = largest_difference(data, format, graph, trials)
+    except Exception as error:  # a runtime says in its own way that the file does not fit the images
+        raise ExportError(
+            f"{type(tower).__name__} was exported, but the file does not run: {' '.join(str(error).split())[:300]}; "
+            "nothing was written. Of timm, make the model with dynamic_img_size=True; else try dynamic=False"
+        ) from error
     if not difference <= TOLERANCE:
         raise ExportError(
             f"the file gives other numbers than the model: they differ by {difference:.2g}, more than {TOLERANCE:g}; "

@@ -99,6 +99,8 @@ def _newton(scores: Tensor, eps: float | Tensor, regime: str) -> Tensor:
 
     def step(count: Tensor, going: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         p, slope = _powers(z, shift, eps, regime)
+        if isinstance(eps, Tensor):  # 0^0 off the support of an α of 2
+            slope = torch.where(p > 0, slope, 0.0)
         s0 = p.sum(-1, keepdim=True)
         rise = (s0 * -torch.expm1(-eps * _at_least_tiny(s0).log())).clamp_min(0)
         moved = shift + rise / _at_least_tiny(slope.sum(-1, keepdim=True))
