@@ -18,7 +18,7 @@ from selectivit.export.program import named
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "swap"))
-from swap_hosts import HOSTS, images, randomise  # noqa: E402
+from swap_hosts import HOSTS, images, randomise, timm_dinov3  # noqa: E402
 
 BANK = 12
 
@@ -66,12 +66,16 @@ def check(model, path, format, sizes, budgets=(None,), **options):
 SIZES = ((1, 32, 32), (3, 24, 40), (2, 48, 16), (1, 64, 32))
 
 
+BUILD = {name: host.build for name, host in HOSTS.items()}
+BUILD["timm DINOv3"] = lambda: timm_dinov3(dynamic_img_size=True)  # as load_model makes every timm model
+
+
 @pytest.mark.parametrize(
     ("name", "alpha"),
     [("timm ViT", 1.5), ("timm DINOv3", 1.2), ("transformers DINOv2", 2.0), ("open_clip CLIP", None)],
 )
 def test_every_host_and_any_size(name, alpha, tmp_path):
-    model = randomise(HOSTS[name].build())
+    model = randomise(BUILD[name]())
     if alpha is not None:
         sv.swap_attention(model, "entmax", alpha=alpha, layers=-1)
     done = sv.export_features(model, tmp_path / "m.onnx")
@@ -222,6 +226,13 @@ def test_what_a_format_lacks_is_named_and_nothing_is_written(tmp_path, monkeypat
     with pytest.raises(ExportError, match="an ONNX file holds 2: use format='torch'"):
         sv.export_features(veca(), out, dynamic=False)
     assert out.read_bytes() == b"earlier" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_file_that_does_not_run_is_refused(tmp_path):
+    model = randomise(timm_dinov3())  # made for one size, it keeps the rotations of the size it was traced with
+    with pytest.raises(ExportError, match=r"the file does not run: .* dynamic_img_size=True"):
+        sv.export_features(model, tmp_path / "m.onnx")
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_file_that_gives_other_numbers_is_refused(tmp_path, monkeypatch):
