@@ -66,16 +66,12 @@ def check(model, path, format, sizes, budgets=(None,), **options):
 SIZES = ((1, 32, 32), (3, 24, 40), (2, 48, 16), (1, 64, 32))
 
 
-BUILD = {name: host.build for name, host in HOSTS.items()}
-BUILD["timm DINOv3"] = lambda: timm_dinov3(dynamic_img_size=True)  # as load_model makes every timm model
-
-
 @pytest.mark.parametrize(
     ("name", "alpha"),
-    [("timm ViT", 1.5), ("timm DINOv3", 1.2), ("transformers DINOv2", 2.0), ("open_clip CLIP", None)],
+    [("timm ViT", 1.5), ("timm DINOv2 (registers)", 1.2), ("transformers DINOv2", 2.0), ("open_clip CLIP", None)],
 )
 def test_every_host_and_any_size(name, alpha, tmp_path):
-    model = randomise(BUILD[name]())
+    model = randomise(HOSTS[name].build())
     if alpha is not None:
         sv.swap_attention(model, "entmax", alpha=alpha, layers=-1)
     done = sv.export_features(model, tmp_path / "m.onnx")
@@ -229,8 +225,8 @@ def test_what_a_format_lacks_is_named_and_nothing_is_written(tmp_path, monkeypat
 
 
 def test_a_file_that_does_not_run_is_refused(tmp_path):
-    model = randomise(timm_dinov3())  # made for one size, it keeps the rotations of the size it was traced with
-    with pytest.raises(ExportError, match=r"the file does not run: .* dynamic_img_size=True"):
+    model = randomise(timm_dinov3())  # its rotations stay those of the size it was traced with
+    with pytest.raises(ExportError, match=r"the file does not run: .* Try dynamic=False"):
         sv.export_features(model, tmp_path / "m.onnx")
     assert not any(tmp_path.iterdir())
 

@@ -118,7 +118,7 @@ def export_features(
     except Exception as error:  # a runtime says in its own way that the file does not fit the images
         raise ExportError(
             f"{type(tower).__name__} was exported, but the file does not run: {' '.join(str(error).split())[:300]}; "
-            "nothing was written. Of timm, make the model with dynamic_img_size=True; else try dynamic=False"
+            f"nothing was written. Try {'dynamic=False' if dynamic else 'the other format'}"
         ) from error
     if not difference <= TOLERANCE:
         raise ExportError(
