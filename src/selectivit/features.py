@@ -40,7 +40,8 @@ def features(
     """The tokens that leave one block of a Vision Transformer, softmax or swapped.
 
     Any image size works: position embeddings are interpolated by the host's own rule where it has one. Sizes that
-    are no multiple of the patch are resized (bilinear, antialiased) to the nearest multiple. Gradients flow unless
+    are no multiple of the patch are resized (bilinear, antialiased) to the nearest multiple, or padded by a VECA model
+    made with pad=True. Gradients flow unless
     the caller turns them off; blocks after `layer` are not run.
 
     Args:
@@ -69,7 +70,8 @@ def features(
     """
     tower = _tower(model)
     if isinstance(tower, Veca):
-        return _veca_features(tower, _as_batch(images, tower, tower.config.patch_size), layer, norm, num_cores)
+        images = _as_batch(images, tower, 1 if tower.config.pad else tower.config.patch_size)  # it pads for itself
+        return _veca_features(tower, images, layer, norm, num_cores)
     if num_cores is not None:
         raise ValueError(f"num_cores is a budget of cores, which {type(tower.module).__name__} does not have")
     images = _as_batch(images, tower.module, tower.host.preprocessing(tower.module).patch_size)

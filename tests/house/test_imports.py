@@ -34,6 +34,7 @@ HOSTS = {
     "torchvision": {"swap/torch_mha.py", "data"},
     "matplotlib": {"vis"},
     "rich": {"cli"},
+    "umap": {"vis/umap.py"},
     "jsonargparse": {"cli"},
     "onnx": {"models"},
     "onnxruntime": {"export"},

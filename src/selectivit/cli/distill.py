@@ -152,7 +152,7 @@ def run(options: Namespace) -> int:
             tell=tell,
         )
     if first:
-        _tell_result(result)
+        _tell_result(result, bool(who.card_note))
     return 1 if result.skipped else 0
 
 
@@ -215,11 +215,12 @@ def _start(student: nn.Module, swap: SwapOptions, how: TrainOptions, photos: lis
     return calibrate_swap(student.eval(), images, alpha, scores=swap.scores, layers=parse_layers(swap.layers))
 
 
-def _tell_result(result: Any) -> None:
+def _tell_result(result: Any, rewritten: bool) -> None:
     for name, reason in result.skipped.items():
         print(f"skipped: {name}: {reason}", file=sys.stderr)
     if result.kept:
-        print("this run was finished before: nothing is left to do, its model card stays as it is", file=sys.stderr)
+        card = "its model cards have the new note" if rewritten else "its model cards stay as they are"
+        print(f"this run was finished before: nothing is left to do, {card}", file=sys.stderr)
     if result.validation:
         numbers = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in result.validation.items())
         print(f"on held-out photos: {numbers}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,11 +17,11 @@ from torch import nn
 from selectivit.data.digest import names_digest
 from selectivit.data.photos import open_photos
 from selectivit.data.training_images import TrainingImages
-from selectivit.data.writing import check_writable, write_json
+from selectivit.data.writing import WriteError, check_writable, write_json
 from selectivit.train.agreement import Agreement
 from selectivit.train.checkpoints import CHECKPOINT, WholeCheckpoints
 from selectivit.train.distillation import Distillation
-from selectivit.train.export import export_student
+from selectivit.train.export import export_student, rewrite_terms
 from selectivit.train.fitting import fit
 from selectivit.train.job import Job, card
 from selectivit.train.keeper import Keeper, StepReport, no_report
@@ -69,6 +70,8 @@ def distill(
     """Train a student to give a frozen teacher's global and patch features.
 
     A folder that holds a run of the same settings is gone on with, to the very weights that an unbroken run gives.
+    A student that is not new is compared with the teacher before the first step too: "best" is that one as long as
+    training has not bettered it.
     Under torchrun the batch is split among the processes, with the same result up to rounding.
 
     Args:
@@ -80,7 +83,7 @@ def distill(
         settings: what decides the result.
         running: device, workers, checkpoints.
         student_arguments: of a core-periphery student, such as num_cores.
-        card_note: for the model card: terms of use.
+        card_note: for the model cards: terms of use; of a finished run they are rewritten.
         command: for the model card: what made the model; the process's own arguments where empty.
         tell: called after each step, in the first process.
 
@@ -105,12 +108,17 @@ def distill(
     job.skipped.update(dict.fromkeys(problems, "not found"))
     earlier = claim_folder(folder, job.record)
     if earlier and earlier["state"] == "done":
+        if first and card_note:
+            rewrite_terms(folder, card_note)
         return _result(folder, earlier["result"], kept=True)
     if first:
         check_writable(folder)
         write_run(folder, job.record, "running", {})
     write_card = partial(card, job, command or " ".join(sys.argv), card_note)
-    return _train(job, folder, write_card, running, tell, first)
+    result = _train(job, folder, write_card, running, tell, first)
+    if first and card_note:
+        rewrite_terms(folder, card_note)  # the best student's card may be of an earlier start, with another note
+    return result
 
 
 def _train(
@@ -133,11 +141,18 @@ def _train(
         export_student(out / "best", job.pair, write_card({"step": step, **best}), job.examples)
 
     share = Agreement(job.crops[rank::world], max(1, settings.batch_size // world))
-    keeper = Keeper(out, share, settings.validate_every, running.checkpoint_every, save_best, tell)
+    rhythm = (settings.validate_every, running.checkpoint_every, job.may_be_trained)
+    keeper = Keeper(out, share, *rhythm, save_best, tell)
     images = TrainingImages(job.training, settings.seed, settings.augment, settings.views)
     loader = make_loader(images, batches, running.workers, pin=running.device.startswith("cuda"))
     try:
         fit(module, loader, keeper, out, checkpoint, job.precision, running.device)
+        if module.stopping:
+            raise KeyboardInterrupt
+    except BaseException as error:
+        if first:
+            _note_stop(out, job, keeper.saved, error)
+        raise
     finally:
         if cache is not None:
             cache.close()
@@ -145,8 +160,6 @@ def _train(
         if first and skipped:
             listed = [{"source": name, "reason": reason} for name, reason in sorted(skipped.items())]
             write_json(out / SKIPPED, {"count": len(listed), "skipped": listed})
-    if module.stopping:
-        raise KeyboardInterrupt
     result = {"validation": keeper.validation, "best": keeper.best, "skipped": skipped, "steps": job.schedule.steps}
     if first:
         export_student(
@@ -154,6 +167,12 @@ def _train(
         )
         write_run(out, job.record, "done", result)
     return _result(out, result, kept=False)
+
+
+def _note_stop(out: Path, job: Job, step: int, error: BaseException) -> None:
+    reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+    with suppress(WriteError):  # a full disk is told by the error itself
+        write_run(out, job.record, "stopped", {"step": step, "reason": reason})
 
 
 def _teacher_cache(job: Job, folder: Path) -> TeacherCache:

@@ -22,6 +22,7 @@ from selectivit.train.pair import Pair
 from selectivit.train.tokens import normalise
 
 HEAD, CARD, CALIBRATION = "distillation_head.safetensors", "README.md", "calibration"
+TERMS = "\n## Terms\n\n"
 
 
 def export_student(folder: Path, pair: Pair, card: str, crops: Sequence[Tensor]) -> str:
@@ -42,13 +43,13 @@ def export_student(folder: Path, pair: Pair, card: str, crops: Sequence[Tensor])
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as scratch:
-            use = save_model(pair.student, scratch)
+            loads = save_model(pair.student, scratch)
             calibrated = save_calibration(Path(scratch) / CALIBRATION, pair, crops)
-            use += swap_in_words(pair.student, calibrated)
+            use = usage(loads, swap_call(pair.student, calibrated))
             _place(Path(scratch), folder)
         if isinstance(pair.head, nn.Linear):
             write_atomic(folder / HEAD, save({name: t.contiguous() for name, t in pair.head.state_dict().items()}))
-            use += f"; tokens reach the teacher's width through the linear map in {HEAD}"
+            use += f"\n\nIts tokens reach the teacher's width through the linear map in {HEAD}."
         write_atomic(folder / CARD, card.replace("{use}", use).encode())
     except OSError as error:
         raise write_error(folder, error) from error
@@ -88,7 +89,38 @@ def save_calibration(folder: Path, pair: Pair, crops: Sequence[Tensor]) -> bool:
     return True
 
 
-def swap_in_words(student: nn.Module, calibrated: bool) -> str:
+def usage(loads: str, swap: str) -> str:
+    """How a folder is read, in Markdown, for the model card: code that runs as it stands where it can.
+
+    Args:
+        loads: as `save_model` gives it.
+        swap: as `swap_call` gives it.
+
+    Returns:
+        Markdown.
+
+    Example:
+        >>> print(usage("selectivit.load_model(FOLDER)", ""))
+        ```python
+        import selectivit as sv
+        <BLANKLINE>
+        FOLDER = "."  # where this card lies
+        model = sv.load_model(FOLDER)
+        ```
+    """
+    code = ["import selectivit as sv", "", 'FOLDER = "."  # where this card lies']
+    words = loads
+    if loads == "selectivit.load_model(FOLDER)":
+        words, code = "", [*code, "model = sv.load_model(FOLDER)"]
+    if swap.startswith("sv."):
+        code.append(swap)
+    elif swap:
+        words += ("; then " if words else "After loading, ") + swap
+    block = "\n".join(["```python", *code, "```"]) if len(code) > 3 else ""
+    return "\n\n".join(filter(None, [words, block]))
+
+
+def swap_call(student: nn.Module, calibrated: bool) -> str:
     """How the swap of a student is made anew, for its model card.
 
     Args:
@@ -96,25 +128,26 @@ def swap_in_words(student: nn.Module, calibrated: bool) -> str:
         calibrated: whether its factors were saved.
 
     Returns:
-        Empty where there is no swap.
+        A line of Python, with `sv` for the library and FOLDER for the student's; words where rules differ by layer;
+        empty where there is no swap.
 
     Example:
         >>> from selectivit.swap.swap import swap_attention
         >>> model = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
         >>> with swap_attention(model, alpha=1.5):
-        ...     swap_in_words(model, False)
-        "; then swap_attention(model, 'entmax', 1.5, 'qk', [0])"
+        ...     swap_call(model, False)
+        "sv.swap_attention(model, 'entmax', 1.5, 'qk', [0])"
     """
     rules = swapped_rules(student)
     kinds = {(rule.normalizer, str(rule.alpha), rule.scores) for _, rule in rules}
     if not rules:
         return ""
     if len(kinds) > 1 or any(_per_head(rule.alpha) for _, rule in rules):
-        return "; then swap its attention by the rules that run.json lists"
+        return "swap its attention by the rules that run.json lists"
     places = [place for place, site in enumerate(find_sites(student)[0]) if site.name in {s.name for s, _ in rules}]
     rule = rules[0][1]
-    scale = f", scale=Calibration.load(FOLDER / {CALIBRATION!r})" if calibrated else ""
-    return f"; then swap_attention(model, {rule.normalizer!r}, {float(rule.alpha)}, {rule.scores!r}, {places}{scale})"
+    scale = f', scale=sv.Calibration.load(FOLDER + "/{CALIBRATION}")' if calibrated else ""
+    return f"sv.swap_attention(model, {rule.normalizer!r}, {float(rule.alpha)}, {rule.scores!r}, {places}{scale})"
 
 
 def model_card(title: str, facts: Mapping[str, Any], command: str, note: str) -> str:
@@ -145,7 +178,26 @@ def model_card(title: str, facts: Mapping[str, Any], command: str, note: str) ->
             lines.append(str(held))
         lines.append("")
     missing = "Not stated. Weights inherit terms from the teacher and the photos: state them with --card-note."
-    return "\n".join([*lines, "## Terms", "", note or missing, ""])
+    return "\n".join(lines) + TERMS + (note or missing) + "\n"
+
+
+def rewrite_terms(out: Path, note: str) -> None:
+    """Put another note at the end of the model cards of a run.
+
+    Args:
+        out: the run's folder, with the students "final" and "best".
+        note: the author's own words.
+
+    Raises:
+        WriteError: no space, no permission.
+        ValueError: a card that has lost its heading of the terms, so that the note has no place.
+    """
+    for path in (out / "final" / CARD, out / "best" / CARD):
+        if path.is_file():
+            before, heading, _ = path.read_text(encoding="utf-8").partition(TERMS)
+            if not heading:
+                raise ValueError(f"{path} has no heading '## Terms': write the note into it by hand")
+            write_atomic(path, (before + TERMS + note + "\n").encode())
 
 
 def _now(student: nn.Module) -> list[tuple[str, Any]]:

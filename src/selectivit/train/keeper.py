@@ -51,6 +51,7 @@ class Keeper(L.Callback):
         agreement: this process's held-out photos.
         validate_every: steps between comparisons.
         checkpoint_every: steps between checkpoints.
+        compare_start: compare before the first step too: a student that knows something may only get worse.
         save_best: called in the first process with the comparison when a student is the best yet.
         tell: called in the first process after each step.
     """
@@ -61,12 +62,14 @@ class Keeper(L.Callback):
         agreement: Agreement,
         validate_every: int,
         checkpoint_every: int,
+        compare_start: bool,
         save_best: Callable[[int, dict[str, float]], None],
         tell: Callable[[StepReport], None],
     ):
         self.out, self.agreement = out, agreement
         self.validate_every, self.checkpoint_every = validate_every, checkpoint_every
-        self.save_best, self.tell = save_best, tell
+        self.compare_start, self.save_best, self.tell = compare_start, save_best, tell
+        self.saved = 0  # step of the last checkpoint
         self.validation: dict[str, float] = {}
         self.best: dict[str, float] = {}
         self.skipped: dict[str, str] = {}
@@ -83,8 +86,10 @@ class Keeper(L.Callback):
         self.validation, self.best, self.skipped = (state_dict[name] for name in ("validation", "best", "skipped"))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Listen for Ctrl-C and the system's request to end."""
-        self._seen = trainer.global_step
+        """Compare the student as it comes; listen for Ctrl-C and the system's request to end."""
+        self._seen = self.saved = trainer.global_step
+        if self.compare_start and trainer.global_step == 0:
+            self._validate(trainer, _distillation(pl_module))
         self._clock.start()
         if threading.current_thread() is not threading.main_thread():
             return
@@ -123,6 +128,7 @@ class Keeper(L.Callback):
         if step % self.checkpoint_every == 0 or last or module.stopping:
             self._gather_skipped(module)
             trainer.save_checkpoint(self.out / CHECKPOINT)
+            self.saved = step
         trainer.should_stop = trainer.should_stop or module.stopping
         if trainer.is_global_zero:
             pace = self._clock.tick()

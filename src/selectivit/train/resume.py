@@ -79,7 +79,7 @@ def write_run(out: Path, settings: Mapping[str, Any], state: str, result: Mappin
     Args:
         out: the run's folder.
         settings: all that decides the result.
-        state: "running" or "done".
+        state: "running", "stopped" or "done"; a run that was killed is still "running".
         result: what came out so far.
 
     Raises:

@@ -37,7 +37,7 @@ def build_student(
         given.setdefault("out_dim", width_of(teacher))
         with seeded(derived_seed(seed, "weights")):
             return create_model(str(name), **given).train()
-    if str(name).startswith("veca") and not os.path.isdir(name):
+    if str(name).startswith("veca_") and not os.path.isdir(name):
         raise ValueError(f"unknown core-periphery model {str(name)!r}: expected one of {', '.join(BUILDERS)}")
     if given:
         raise ValueError(f"{name} is loaded with its weights: arguments ({', '.join(given)}) are for new models alone")
