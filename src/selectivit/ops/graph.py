@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from .threshold import _at_least_tiny, _finite_max, _powers, _regime
+from .threshold import _finite_max, _powers, _regime
 
 MAX_STEPS = 60  # as in threshold.py: Newton needs 4 to 7 from the far left
 HALVINGS = 80
@@ -131,6 +131,11 @@ def _halve(scores: Tensor, eps: float) -> Tensor:
     high = torch.while_loop(going_on, step, (*_begin(low), low, torch.zeros_like(low)))[3]
     p = (z + high.exp()).clamp_min(0).pow(1 / eps)
     return (p / _at_least_tiny(p.sum(-1, keepdim=True))).to(scores.dtype)
+
+
+def _at_least_tiny(x: Tensor) -> Tensor:
+    """As threshold.py's, with a number that float32 holds: in an ONNX file the bound of float64 values is one too."""
+    return x.clamp_min(1e-30)
 
 
 def _begin(like: Tensor) -> tuple[Tensor, Tensor]:
