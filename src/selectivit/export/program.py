@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from selectivit.features import Features, features
 from selectivit.models.veca import Veca
@@ -140,6 +141,10 @@ def feature_program(
     with torch.no_grad():
         program = torch.export.export(graph, (example,), given, dynamic_shapes=shapes, strict=False)
     _drop_unused(program)
+    if num_cores is not None:  # tracers take a size of 1 for a case of its own; nothing in VECA is, and `check` runs it
+        (budget,) = (node.meta["val"].node.expr for node in program.graph.nodes if node.name == "num_cores")
+        program.range_constraints[budget] = ValueRanges(1, num_cores)
+        program._guards_code = [guard for guard in program._guards_code if guard != "L['num_cores'] >= 2"]
     # Hosts resize their position embeddings unless the grid is their own; what was traced resizes always, which leaves
     # the embeddings of their own grid as they are. So that grid, which the guards exclude, is welcome too.
     program._guards_code = [guard for guard in program._guards_code if "!=" not in guard]
@@ -149,6 +154,9 @@ def feature_program(
 def _drop_unused(program: torch.export.ExportedProgram) -> None:
     """Take out the operators and parameters that no output needs: blocks after the one that was asked for, pools."""
     graph = program.graph_module.graph
+    for node in list(graph.nodes):  # of dtypes, which would keep all that they look at
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            graph.erase_node(node)
     graph.eliminate_dead_code()
     unused = {node.name: node for node in graph.nodes if node.op == "placeholder" and not node.users}
     signature = program.graph_signature

@@ -256,7 +256,7 @@ def _any_size(tower: Any, grid: tuple[int, int]) -> Any:
 
 
 def _free_rotations(tower: Any) -> Any:
-    """The same model for a tracer: timm counts DINOv3's grid in Python's floats, which would fix its sides in the graph."""
+    """The same model for a tracer: timm counts DINOv3's grid in Python's floats, which would fix its sides."""
     rope = getattr(tower, "rope", None)
     if type(rope) is not RotaryEmbeddingDinoV3 or (rope.normalize_coords, rope.grid_indexing) != ("separate", "ij"):
         return tower
