@@ -157,7 +157,7 @@ def _drop_unused(program: torch.export.ExportedProgram) -> None:
     for node in list(graph.nodes):  # of dtypes, which would keep all that they look at
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             graph.erase_node(node)
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(lambda node: node.is_impure(impure_random=False))  # attention might draw, for dropout
     unused = {node.name: node for node in graph.nodes if node.op == "placeholder" and not node.users}
     signature = program.graph_signature
     kept = []

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .threshold import _finite_max, _powers, _regime
 
-MAX_STEPS = 60  # as in threshold.py: Newton needs 4 to 7 from the far left
+MAX_STEPS = 60  # as in threshold.py
 HALVINGS = 80
 LEAST = 1e-6
 
