@@ -152,7 +152,7 @@ def test_an_interruption_loses_nothing_that_was_counted(evaluate, data, monkeypa
     assert report == evaluate(data, out=Path("fresh"))[3]
 
 
-@pytest.mark.parametrize("change", ["preset", "split of another size", "damage"])
+@pytest.mark.parametrize("change", ["preset", "split of another size", "ids of the classes", "damage"])
 def test_counts_of_other_settings_are_refused(evaluate, data, tmp_path, change):
     evaluate(data)
     more = ()
@@ -161,6 +161,9 @@ def test_counts_of_other_settings_are_refused(evaluate, data, tmp_path, change):
     elif change == "damage":
         (tmp_path / "out" / "segment-eval.parts" / "0.safetensors").write_bytes(b"no tensors")
         words = "0.safetensors is damaged"
+    elif change == "ids of the classes":  # the same names in the same order, of other ids
+        (data / "classes.json").write_text(json.dumps(dict(zip((0, 1, 2, 4), NAMES, strict=True)) | {"3": "void"}))
+        words = "ids_sha256"
     else:
         write_photo(data / "images" / "val" / "3.png", size=(48, 32), seed=77)
         words = "files_sha256"

@@ -35,7 +35,7 @@ class SegmentOptions:
     """What to look for, and how."""
 
     labels: str | None = option(None, "WORDS", "classes with commas between, synonyms with bars: road,car|truck,sky")
-    labels_file: str | None = option(None, "FILE", "a text file with a class a line, synonyms with bars between")
+    labels_file: str | None = option(None, "FILE", "a text file with a class a line, synonyms with bars between; lines that begin with # are passed over")
     preset: str = option(
         "entmax-qq",
         "NAME",
@@ -113,7 +113,7 @@ def read_labels(labels: str | None, labels_file: str | None) -> list[str]:
 
     Args:
         labels: classes with commas between.
-        labels_file: a UTF-8 text file, a class a line; empty lines are passed over.
+        labels_file: a UTF-8 text file, a class a line; empty lines and those that begin with # are passed over.
 
     Returns:
         The classes.
@@ -134,7 +134,7 @@ def read_labels(labels: str | None, labels_file: str | None) -> list[str]:
         lines = Path(str(labels_file)).read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise ValueError(f"{labels_file} is no UTF-8 text: expected a class a line") from None
-    found = [line.strip() for line in lines if line.strip()]
+    found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not found:
         raise ValueError(f"{labels_file} holds no classes: expected one a line")
     return found

@@ -150,6 +150,7 @@ def _settings(
         "data": {"name": data.name, "layout": data.layout, "split": data.split, "pictures": len(data)},
         "files_sha256": names_digest(files),
         "classes": list(data.classes),
+        "ids_sha256": names_digest([f"{value} {index}" for value, index in sorted(data.table.ids.items())]),
         "words": [list(label.words) for label in segmenter.labels],
         "words_source": data.source,
         "preset": what.preset,
