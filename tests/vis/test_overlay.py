@@ -66,7 +66,8 @@ def test_names_in_any_script_with_odd_signs():
 def test_names_that_no_font_draws_keep_their_number_and_say_so(monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        "selectivit.vis.overlay._figure", lambda photo, shares, names, *more: drawn.append((names, more[-1])) or Figure()
+        "selectivit.vis.overlay._figure",
+        lambda photo, shares, names, *more: drawn.append((names, more[-1])) or Figure(),
     )
     overlay(names=("дорога", "\U000f0000 car"), title="a\U000f0000.jpg")
     assert drawn == [(["дорога", NO_FONT], "a?.jpg")]

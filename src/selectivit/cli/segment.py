@@ -35,7 +35,11 @@ class SegmentOptions:
     """What to look for, and how."""
 
     labels: str | None = option(None, "WORDS", "classes with commas between, synonyms with bars: road,car|truck,sky")
-    labels_file: str | None = option(None, "FILE", "a text file with a class a line, synonyms with bars between; lines that begin with # are passed over")
+    labels_file: str | None = option(
+        None,
+        "FILE",
+        "a text file with a class a line, synonyms with bars between; lines that begin with # are passed over",
+    )
     preset: str = option(
         "entmax-qq",
         "NAME",
