@@ -87,6 +87,25 @@ def test_the_report_holds_what_plain_counting_finds(evaluate, data, tiny_clip, t
     assert not [p for p in (tmp_path / "out").rglob("*") if p.name.startswith(".")]
 
 
+def test_alpha_takes_the_place_of_the_presets_normalizer(evaluate, data, tiny_clip, tmp_path):
+    from dataclasses import replace
+
+    from selectivit.data.segmentation import open_segmentation
+    from selectivit.openvocab.evaluate import evaluate_segmentation, segmenter_for
+    from selectivit.openvocab.presets import PRESETS
+
+    opened, confusions = open_segmentation(data), []
+    for alpha in ("auto", 2.0):
+        status, _, _, report = evaluate(data, "--preset", "naclip", "--alpha", alpha, out=tmp_path / str(alpha))
+        preset = replace(PRESETS["naclip"], size=32, normalizer="entmax", alpha=alpha)
+        want = evaluate_segmentation(segmenter_for(tiny_clip, opened, preset, templates="none"), opened)
+        assert status == 0 and report["settings"]["preset_settings"]["alpha"] == alpha
+        assert report["confusion"] == want.confusion.tolist()
+        confusions.append(report["confusion"])
+    assert confusions[0] != confusions[1]
+    assert evaluate(data, "--alpha", "x", out=tmp_path / "bad")[0] == 2
+
+
 def test_a_standard_layout_is_scored_with_its_words_background_and_settings(evaluate, tmp_path):
     from selectivit.data.class_lists import standard_classes
 

@@ -152,7 +152,7 @@ def _segmenter(where: RunOptions, what: SegmentOptions, labels: list[str], devic
     if what.size is not None:
         preset = replace(preset, size=what.size)
     if what.alpha is not None:
-        preset = replace(preset, normalizer="entmax", alpha=_alpha(what.alpha))
+        preset = replace(preset, normalizer="entmax", alpha=parse_alpha(what.alpha))
     background: Any = what.background is not None and what.background.strip() == "below"
     if what.background is not None and not background:
         background = [word.strip() for word in what.background.replace("|", ",").split(",")]
@@ -168,7 +168,22 @@ def _segmenter(where: RunOptions, what: SegmentOptions, labels: list[str], devic
     )
 
 
-def _alpha(text: str) -> Any:
+def parse_alpha(text: str) -> Any:
+    """Read the option --alpha.
+
+    Args:
+        text: a number, or auto.
+
+    Returns:
+        The number, or "auto".
+
+    Raises:
+        ValueError: something else.
+
+    Example:
+        >>> parse_alpha("1.2"), parse_alpha("auto")
+        (1.2, 'auto')
+    """
     if text.strip() == "auto":
         return "auto"
     try:
