@@ -1,8 +1,10 @@
 """`selectivit analyse`: each kind on a small folder, what is kept, bad input, several processes."""
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -178,6 +180,19 @@ def test_kinds_share_what_was_measured(analyse, data, monkeypatch):
         folder / "masks" / "2.png"
     )
     assert analyse("backbones", folder, scores="qk", size=32)[3] != first and len(count) == 18
+
+
+@pytest.mark.parametrize("kind", ["gain", "diffuseness"])
+def test_the_same_weights_in_another_model_are_measured_anew(analyse, data, clip_folder, tmp_path, kind):
+    other = Path(shutil.copytree(clip_folder, tmp_path / "other"))
+    config = json.loads((other / "config.json").read_text())
+    config["vision_config"]["layer_norm_eps"] = 0.5  # not in the weights; QuickGELU and GELU differ in this way too
+    (other / "config.json").write_text(json.dumps(config))
+    size = {"scores": "qk", "size": 32}
+    analyse(kind, data(), **size)
+    after = analyse(kind, data("data"), model=str(other), **size)[3]
+    fresh = analyse(kind, data("data"), model=str(other), out=tmp_path / "fresh", **size)[3]
+    assert after == fresh
 
 
 def test_some_photos_only(analyse, data):

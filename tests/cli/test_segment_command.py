@@ -70,7 +70,7 @@ def test_the_indices_are_those_of_the_library(segment, photos, tiny_clip, tmp_pa
 
 
 def test_labels_from_a_file_and_background_below_a_threshold(segment, photos, tmp_path):
-    (tmp_path / "labels.txt").write_text("road\n\n猫\ncar|truck\n", encoding="utf-8-sig")
+    (tmp_path / "labels.txt").write_text("# streets\nroad\n\n  # 2\n猫\ncar|truck\n", encoding="utf-8-sig")
     status, _, _, index = segment(
         photos / "a.jpg", labels=None, labels_file=tmp_path / "labels.txt", background="below", templates="none"
     )

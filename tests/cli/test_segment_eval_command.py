@@ -87,6 +87,25 @@ def test_the_report_holds_what_plain_counting_finds(evaluate, data, tiny_clip, t
     assert not [p for p in (tmp_path / "out").rglob("*") if p.name.startswith(".")]
 
 
+def test_alpha_takes_the_place_of_the_presets_normalizer(evaluate, data, tiny_clip, tmp_path):
+    from dataclasses import replace
+
+    from selectivit.data.segmentation import open_segmentation
+    from selectivit.openvocab.evaluate import evaluate_segmentation, segmenter_for
+    from selectivit.openvocab.presets import PRESETS
+
+    opened, confusions = open_segmentation(data), []
+    for alpha in ("auto", 2.0):
+        status, _, _, report = evaluate(data, "--preset", "naclip", "--alpha", alpha, out=tmp_path / str(alpha))
+        preset = replace(PRESETS["naclip"], size=32, normalizer="entmax", alpha=alpha)
+        want = evaluate_segmentation(segmenter_for(tiny_clip, opened, preset, templates="none"), opened)
+        assert status == 0 and report["settings"]["preset_settings"]["alpha"] == alpha
+        assert report["confusion"] == want.confusion.tolist()
+        confusions.append(report["confusion"])
+    assert confusions[0] != confusions[1]
+    assert evaluate(data, "--alpha", "x", out=tmp_path / "bad")[0] == 2
+
+
 def test_a_standard_layout_is_scored_with_its_words_background_and_settings(evaluate, tmp_path):
     from selectivit.data.class_lists import standard_classes
 
@@ -152,7 +171,7 @@ def test_an_interruption_loses_nothing_that_was_counted(evaluate, data, monkeypa
     assert report == evaluate(data, out=Path("fresh"))[3]
 
 
-@pytest.mark.parametrize("change", ["preset", "split of another size", "damage"])
+@pytest.mark.parametrize("change", ["preset", "split of another size", "ids of the classes", "damage"])
 def test_counts_of_other_settings_are_refused(evaluate, data, tmp_path, change):
     evaluate(data)
     more = ()
@@ -161,6 +180,9 @@ def test_counts_of_other_settings_are_refused(evaluate, data, tmp_path, change):
     elif change == "damage":
         (tmp_path / "out" / "segment-eval.parts" / "0.safetensors").write_bytes(b"no tensors")
         words = "0.safetensors is damaged"
+    elif change == "ids of the classes":  # the same names in the same order, of other ids
+        (data / "classes.json").write_text(json.dumps(dict(zip((0, 1, 2, 4), NAMES, strict=True)) | {"3": "void"}))
+        words = "ids_sha256"
     else:
         write_photo(data / "images" / "val" / "3.png", size=(48, 32), seed=77)
         words = "files_sha256"

@@ -93,6 +93,24 @@ def test_vocs_colours_are_read_as_well_as_its_indices(tmp_path, kind):
     assert all((data.mask(i).numpy() == want).all() for i, want in enumerate(truth))
 
 
+def test_cars_alone_are_vocs_colours_though_they_are_grey(tmp_path):
+    truth = voc(tmp_path, 21)
+    want = np.where(np.indices(truth[1].shape)[1] < 5, 7, 0)  # (128, 128, 128) and black
+    path = tmp_path / "SegmentationClass" / "b.png"
+    Image.fromarray(voc_colours()[want]).save(path)
+    assert (open_segmentation(tmp_path).mask(1).numpy() == want).all()
+    Image.fromarray(np.full((*truth[1].shape, 3), 7, np.uint8)).save(path)
+    with pytest.raises(MaskError, match="three equal channels"):
+        open_segmentation(tmp_path).mask(1)
+
+
+def test_voc_with_the_augmented_masks_alone(tmp_path):
+    truth = voc(tmp_path, 21)
+    (tmp_path / "SegmentationClass").rename(tmp_path / "SegmentationClassAug")
+    data = open_segmentation(tmp_path)
+    assert data.layout == "voc21" and (data.mask(2).numpy() == truth[2]).all()
+
+
 def test_vocs_colours_are_pascals():
     colours = voc_colours()
     assert colours[:4].tolist() == [[0, 0, 0], [128, 0, 0], [0, 128, 0], [128, 128, 0]]

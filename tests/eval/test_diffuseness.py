@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -128,3 +131,16 @@ def test_no_text_tower_is_needed_but_attention_is(vit):
         diffuseness(nn.Conv2d(3, 3, 1), torch.randn(3, 32, 32), mask, RULES[:1])
     with pytest.raises(ValueError, match="out of range"):
         diffuseness(vit, torch.randn(3, 32, 32), mask, RULES[:1], [7])
+
+
+def test_the_pages_table_is_the_committed_measurement():
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "analyses.md").read_text(encoding="utf-8")
+    content = json.loads((root / "benchmarks" / "results" / "diffuseness_camvid.json").read_text())
+    means = {(rule["scores"], rule["normalizer"]): rule["layers"][-1]["mean"] for rule in content["rules"]}
+    for scores in SOURCES:
+        a, b = means[scores, "softmax"], means[scores, "entmax"]
+        columns = [(100, "same_class", ".1f"), (100, "other_classes", ".1f"), (1, "effective_tokens", ".0f")]
+        cells = [f"{format(k * a[name], how)} → {format(k * b[name], how)}" for k, name, how in columns]
+        row = " | ".join([scores, *cells, f"100 → {100 * b['support_share']:.1f}"])
+        assert f"| {row} |" in page, row

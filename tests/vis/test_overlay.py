@@ -5,9 +5,10 @@ import io
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
-from selectivit.vis.overlay import LISTED, LONGEST_SIDE, index_png, overlay_png, palette
+from selectivit.vis.overlay import LISTED, LONGEST_SIDE, NO_FONT, index_png, overlay_png, palette
 
 
 def read(data):
@@ -60,6 +61,16 @@ def test_names_in_any_script_with_odd_signs():
     names = ["猫 $x^", "_дорога $", "سيارة", "x" * 300]
     index = torch.arange(4).repeat_interleave(10).expand(20, 40)
     assert read(overlay_png(torch.rand(20, 40, 3), index, names, title="a$b_猫.jpg")).width > 500
+
+
+def test_names_that_no_font_draws_keep_their_number_and_say_so(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "selectivit.vis.overlay._figure",
+        lambda photo, shares, names, *more: drawn.append((names, more[-1])) or Figure(),
+    )
+    overlay(names=("дорога", "\U000f0000 car"), title="a\U000f0000.jpg")
+    assert drawn == [(["дорога", NO_FONT], "a?.jpg")]
 
 
 def test_many_classes_and_large_photos():

@@ -59,6 +59,7 @@ class Work:
             ValueError: an unknown model, one without a text tower where it must segment, settings that it cannot take.
             WriteError: no space.
         """
+        from selectivit import __version__
         from selectivit.data.images import ImageError
 
         model, tokenizer = self._load(model_name)
@@ -71,7 +72,9 @@ class Work:
                 self._skip(place, str(error))
                 continue
             photo = _photo_key(image, mask)
-            work = partial(self._photo, place, image, mask, (weights, photo), model_name, model, ways, spread)
+            # The name, since the same weights give other results in another model (QuickGELU or not, norms, sizes).
+            known = (__version__, model_name, weights, photo)
+            work = partial(self._photo, place, image, mask, known, model_name, model, ways, spread)
             if within_memory(work) is None:
                 self._skip(place, f"{self.data.name_of(place)}: not enough memory: {ADVICE}")
             else:
@@ -103,7 +106,7 @@ class Work:
         place: int,
         image: Image.Image,
         mask: Tensor,
-        known: tuple[str, str],
+        known: tuple[str, ...],
         model_name: str,
         model: nn.Module,
         ways: Sequence[tuple[int, OpenVocabularySegmenter]],
@@ -123,7 +126,7 @@ class Work:
         return True
 
     def _spread(
-        self, image: Image.Image, mask: Tensor, known: tuple[str, str], model: nn.Module, spread: Spread
+        self, image: Image.Image, mask: Tensor, known: tuple[str, ...], model: nn.Module, spread: Spread
     ) -> Diffuseness:
         import torch
 
@@ -148,12 +151,10 @@ class Work:
 
 
 def _describe(segmenter: OpenVocabularySegmenter) -> list[Any]:
-    """All that a segmentation depends on beside weights and photo."""
-    from selectivit import __version__
-
+    """All that a segmentation depends on beside model and photo."""
     words = [list(label.words) for label in segmenter.labels]
     more = [list(segmenter.templates), segmenter.threshold, segmenter.has_background]
-    return [__version__, asdict(segmenter.preset), words, *more]
+    return [asdict(segmenter.preset), words, *more]
 
 
 def _photo_key(image: Image.Image, mask: Tensor) -> str:

@@ -35,7 +35,11 @@ class SegmentOptions:
     """What to look for, and how."""
 
     labels: str | None = option(None, "WORDS", "classes with commas between, synonyms with bars: road,car|truck,sky")
-    labels_file: str | None = option(None, "FILE", "a text file with a class a line, synonyms with bars between")
+    labels_file: str | None = option(
+        None,
+        "FILE",
+        "a text file with a class a line, synonyms with bars between; lines that begin with # are passed over",
+    )
     preset: str = option(
         "entmax-qq",
         "NAME",
@@ -113,7 +117,7 @@ def read_labels(labels: str | None, labels_file: str | None) -> list[str]:
 
     Args:
         labels: classes with commas between.
-        labels_file: a UTF-8 text file, a class a line; empty lines are passed over.
+        labels_file: a UTF-8 text file, a class a line; empty lines and those that begin with # are passed over.
 
     Returns:
         The classes.
@@ -134,7 +138,7 @@ def read_labels(labels: str | None, labels_file: str | None) -> list[str]:
         lines = Path(str(labels_file)).read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise ValueError(f"{labels_file} is no UTF-8 text: expected a class a line") from None
-    found = [line.strip() for line in lines if line.strip()]
+    found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not found:
         raise ValueError(f"{labels_file} holds no classes: expected one a line")
     return found
@@ -148,7 +152,7 @@ def _segmenter(where: RunOptions, what: SegmentOptions, labels: list[str], devic
     if what.size is not None:
         preset = replace(preset, size=what.size)
     if what.alpha is not None:
-        preset = replace(preset, normalizer="entmax", alpha=_alpha(what.alpha))
+        preset = replace(preset, normalizer="entmax", alpha=parse_alpha(what.alpha))
     background: Any = what.background is not None and what.background.strip() == "below"
     if what.background is not None and not background:
         background = [word.strip() for word in what.background.replace("|", ",").split(",")]
@@ -164,7 +168,22 @@ def _segmenter(where: RunOptions, what: SegmentOptions, labels: list[str], devic
     )
 
 
-def _alpha(text: str) -> Any:
+def parse_alpha(text: str) -> Any:
+    """Read the option --alpha.
+
+    Args:
+        text: a number, or auto.
+
+    Returns:
+        The number, or "auto".
+
+    Raises:
+        ValueError: something else.
+
+    Example:
+        >>> parse_alpha("1.2"), parse_alpha("auto")
+        (1.2, 'auto')
+    """
     if text.strip() == "auto":
         return "auto"
     try:

@@ -18,6 +18,7 @@ from jsonargparse import ArgumentParser, Namespace
 from selectivit.cli.options import RunOptions, add_options, option, pick_device, take
 from selectivit.cli.progress import progress, working
 from selectivit.cli.ranks import Ranks, torchrun_ranks
+from selectivit.cli.segment import parse_alpha
 from selectivit.cli.segment_eval_job import ScoringJob
 from selectivit.cli.segment_eval_parts import Part, part_file, resume, save_part, together
 from selectivit.cli.segment_eval_report import REPORT, print_table, write_report
@@ -48,6 +49,12 @@ class EvalOptions:
         "NAME",
         "how CLIP is read: clip, maskclip, sclip, clearclip, naclip, gem, selectivit, or entmax- with qk, qq, kk, vv, "
         "qq+kk or qq+kk+vv; with what was published for the data set",
+    )
+    alpha: str | None = option(
+        None,
+        "ALPHA",
+        "entmax's alpha in place of the preset's normalizer: 1 (softmax) or more, or auto: chosen for each photo and "
+        "head by how diffuse its softmax is",
     )
     templates: str | None = option(
         None, "NAME", "prompts around the words: imagenet80, imagenet7, photo or none; default: the preset's"
@@ -130,6 +137,8 @@ def _segmenter(where: RunOptions, what: EvalOptions, data: SegmentationData, dev
     preset = replace(preset_for(what.preset, data.layout), seed=where.seed)
     if what.size is not None:
         preset = replace(preset, size=what.size)
+    if what.alpha is not None:
+        preset = replace(preset, normalizer="entmax", alpha=parse_alpha(what.alpha))
     ground = {"background": what.background, "threshold": what.threshold}
     return segmenter_for(
         where.model, data, preset, templates=what.templates, refine=what.refine, device=device, **ground
@@ -150,6 +159,7 @@ def _settings(
         "data": {"name": data.name, "layout": data.layout, "split": data.split, "pictures": len(data)},
         "files_sha256": names_digest(files),
         "classes": list(data.classes),
+        "ids_sha256": names_digest([f"{value} {index}" for value, index in sorted(data.table.ids.items())]),
         "words": [list(label.words) for label in segmenter.labels],
         "words_source": data.source,
         "preset": what.preset,

@@ -149,7 +149,7 @@ def _cityscapes(root: Path, split: str) -> Found:
     raise LayoutError(f"{masks} holds no */*_gtFine_labelTrainIds.png and no */*_gtFine_labelIds.png")
 
 
-_VOC = ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation")
+_VOC = ("JPEGImages", "SegmentationClass|SegmentationClassAug", "ImageSets/Segmentation")
 _CONTEXT = ("JPEGImages", "SegmentationClassContext", "ImageSets/SegmentationContext")
 _ADE = ("images/training|images/validation", "annotations/training|annotations/validation")
 _STUFF = ("images/*2017", "annotations/*2017/*_labelTrainIds.png|annotations/*2017/*[0-9].png")

@@ -72,9 +72,11 @@ def _ids(image: Image.Image, path: Path, colours: np.ndarray | None) -> np.ndarr
     if image.mode not in ("RGB", "RGBA", "LA"):
         raise MaskError(f"{path} is of mode {image.mode}: expected one channel of class ids")
     pixels = np.asarray(image.convert("RGB"))
-    if (pixels == pixels[..., :1]).all():  # a grey picture saved with three channels
+    if (pixels == pixels[..., :1]).all():  # a grey picture saved with three channels, or VOC's cars on background
         if colours is None or not pixels.any():
             return pixels[..., 0]
+        if np.isin(pixels[..., 0], colours[(colours == colours[:, :1]).all(1), 0]).all():
+            return _by_colour(pixels, colours, path)
         raise MaskError(f"{path} has three equal channels, neither ids nor the data set's colours: save one channel")
     if colours is None:
         raise MaskError(

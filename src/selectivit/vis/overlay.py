@@ -23,6 +23,8 @@ LONGEST_SIDE = 1600
 """Pixels of the longer side of the photo in an overlay; larger ones are scaled down."""
 LISTED = 24
 """Classes that a legend names; the rest is counted."""
+NO_FONT = "(no font)"
+"""In a legend in place of a name that no installed font can draw; its number and colour stay."""
 
 
 def palette(count: int, *, has_background: bool = False) -> Tensor:
@@ -108,9 +110,11 @@ def overlay_png(
     shares = torch.bincount(index_map.long().flatten(), minlength=len(names)) / index_map.numel()
     colours = palette(len(names), has_background=has_background)
     blended = _blend(*_shrunk(photo, index_map), colours, opacity, has_background)
-    with warnings.catch_warnings():  # a script without a font is shown as boxes: the legend's numbers still say which
+    shown = [name if drawable(name) else NO_FONT for name in names]
+    title = "".join(sign if drawable(sign) else "?" for sign in title)
+    with warnings.catch_warnings():  # from fonts that matplotlib tries before the one that has the sign
         warnings.filterwarnings("ignore", message=r".*[Gg]lyph.*missing", category=UserWarning)
-        return to_png(_figure(blended, shares, names, colours, has_background, title))
+        return to_png(_figure(blended, shares, shown, colours, has_background, title))
 
 
 def _shrunk(photo: Tensor, index_map: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,3 +196,27 @@ def _fonts() -> list[str]:
     wanted = ("CJK", "Noto Sans", "WenQuanYi", "Droid Sans Fallback", "Arial Unicode", "Unifont")
     found = {font.name for font in fontManager.ttflist if any(word in font.name for word in wanted)}
     return ["DejaVu Sans", *sorted(found, key=lambda name: ("CJK" not in name, name))]
+
+
+@cache
+def _signs() -> frozenset[int]:
+    """The code points that one of the fonts has."""
+    from matplotlib.font_manager import findfont, get_font
+
+    return frozenset().union(*(get_font(findfont(name)).get_charmap() for name in _fonts()))
+
+
+def drawable(text: str) -> bool:
+    """Tell whether the installed fonts have all signs of a text.
+
+    Args:
+        text: in any script.
+
+    Returns:
+        False where a picture would show boxes.
+
+    Example:
+        >>> drawable("road"), drawable("\U000f0000")
+        (True, False)
+    """
+    return all(ord(sign) in _signs() or sign.isspace() for sign in text)
