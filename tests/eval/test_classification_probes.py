@@ -11,8 +11,10 @@ from torch.nn import functional as F
 
 from selectivit.data.seeding import derived_seed
 from selectivit.eval.fitting import FitSettings, Keeping, fit
+from selectivit.eval.identity import model_identity
 from selectivit.eval.knn import accuracies, knn_probe, knn_votes
 from selectivit.eval.linear import SgdSettings, logistic_fit, logistic_probe, sgd_probe
+from selectivit.models.create import create_model
 
 
 def blobs(count, width, classes, seed=0, spread=1.0):
@@ -34,6 +36,21 @@ def test_votes_are_scikit_learns(k, classes, seed, temperature):
     expected = torch.zeros_like(shares)
     expected[:, torch.from_numpy(sk.classes_)] = torch.from_numpy(sk.predict_proba(queries.double().numpy())).float()
     torch.testing.assert_close(shares, expected, atol=2e-4, rtol=2e-3)
+
+
+def test_the_nearest_wins_at_any_temperature():
+    bank, labels = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([1, 2])
+    (votes,) = knn_votes(bank, labels, torch.tensor([[-3.0, -2.0]]), ks=[2], temperature=1e-4, num_classes=3)
+    assert votes.tolist() == [[0, 0, 1]]
+
+
+def test_a_model_made_with_entmax_is_not_called_softmax():
+    tiny = {"dim": 32, "depth": 1, "num_heads": 2, "image_size": 32}
+    for attention in ("softmax", "entmax15", 1.25):
+        assert (
+            model_identity(create_model("dino_vit_tiny_patch16", attention=attention, **tiny), "m")["attention"]
+            == attention
+        )
 
 
 def test_predictions_are_lightlys():
@@ -152,8 +169,11 @@ def test_a_rate_that_runs_away_leaves_the_others_alone():
     assert found["rows"][1].get("diverged") and found["best"]["lr"] == 0.5 and found["best"]["top1"] > 0.9
     only = sgd_probe(lambda epoch: (x, y), x, y, 3, SgdSettings(epochs=8, batch_size=10, rates=(0.5,)))
     assert only["rows"][0] == found["rows"][0]
-    with pytest.raises(ValueError, match="rates above 0"):
-        SgdSettings(rates=(0.0,))
+    for rate in (0.0, float("nan"), float("inf"), 1e38):
+        with pytest.raises(ValueError, match="rates above 0"):
+            SgdSettings(rates=(0.01, rate))
+    with pytest.raises(ValueError, match="give smaller ones"):
+        sgd_probe(lambda epoch: (x, y), x, y, 3, SgdSettings(epochs=8, batch_size=10, rates=(3e39,)))
 
 
 FIT = FitSettings(steps=9, lr=0.1, weight_decay=0.01, warmup=2, decay="cosine", batch_size=4)

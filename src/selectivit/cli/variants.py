@@ -38,7 +38,7 @@ class Variant:
     Args:
         label: a short name, no two alike.
         model: what `load_model` takes.
-        attention: "softmax", or all that decides the swap, as JSON can hold it.
+        attention: the model's own, or all that decides the swap, as JSON can hold it.
         identity: all that its tokens depend on beside the photo.
     """
 
@@ -151,7 +151,7 @@ def each_variant(
         possible = wanted and bool(find_sites(model)[0])
         note = None if possible or not wanted else f"{short}: its attention cannot be swapped, so it is shown as it is"
         plain = model_identity(model, name)
-        yield Variant(short, name, "softmax", plain), model, note
+        yield Variant(short, name, plain["attention"], plain), model, note
         if possible:
             factors = None if calibration is None else tensors_digest(calibration.factors)
             attention = {**asdict(swap), "calibration": factors}

@@ -10,16 +10,35 @@ from torch import nn
 
 from selectivit.data.digest import tensors_digest
 from selectivit.features import preprocessing
+from selectivit.models.dino_vit_config import DinoVitConfig
+from selectivit.models.veca_config import VecaConfig
 from selectivit.swap.sites import find_sites
 
 
-def model_identity(model: nn.Module, name: str, attention: Any = "softmax") -> dict[str, Any]:
+def own_attention(model: nn.Module) -> Any:
+    """Name the normalizer that a model was made with: ours say it, all others have softmax.
+
+    Args:
+        model: not swapped.
+
+    Returns:
+        "softmax", "entmax15", "sparsemax" or entmax's alpha.
+
+    Example:
+        >>> own_attention(nn.Linear(1, 1))
+        'softmax'
+    """
+    config = getattr(model, "config", None)
+    return config.attention if isinstance(config, (DinoVitConfig, VecaConfig)) else "softmax"
+
+
+def model_identity(model: nn.Module, name: str, attention: Any = None) -> dict[str, Any]:
     """Tell a model by its weights, its structure and its attention.
 
     Args:
         model: not swapped yet.
         name: what it was asked for by.
-        attention: "softmax", or all that decides the swap, as JSON can hold it.
+        attention: all that decides the swap, as JSON can hold it; None is the model's own.
 
     Returns:
         What JSON can hold.
@@ -47,5 +66,5 @@ def model_identity(model: nn.Module, name: str, attention: Any = "softmax") -> d
         "heads": [site.num_heads for site in sites],
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "preprocessing": [list(expected.mean), list(expected.std), expected.patch_size, list(expected.image_size)],
-        "attention": attention,
+        "attention": own_attention(model) if attention is None else attention,
     }

@@ -49,7 +49,7 @@ def knn_votes(
     votes: list[list[Tensor]] = [[] for _ in ks]
     for chunk in queries.split(max(1, 2**26 // len(bank))):  # at most 256 MB of similarities
         similarity, nearest = (chunk @ bank.t()).topk(max(ks))  # (n, k)
-        weights = ((similarity - 1) / temperature).exp()  # the common factor keeps small temperatures finite
+        weights = ((similarity - similarity[:, :1]) / temperature).exp()  # the nearest has 1: never all of them 0
         classes = labels[nearest]
         for k, parts in zip(ks, votes, strict=True):
             empty = torch.zeros(len(chunk), num_classes, device=bank.device)

@@ -49,8 +49,10 @@ class SgdSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 1 or not self.rates or min(self.rates) <= 0:
-            raise ValueError(f"expected epochs and batches of 1 or more and rates above 0, got {self}")
+        scale, most = self.batch_size / 256, torch.finfo(torch.float32).max
+        fit = bool(self.rates) and all(0 < rate and rate * scale < most for rate in self.rates)
+        if self.epochs < 1 or self.batch_size < 1 or not fit:
+            raise ValueError(f"expected epochs and batches of 1 or more and rates above 0 and finite, got {self}")
 
     def steps_per_epoch(self, photos: int) -> int:
         """Batches an epoch, the last one smaller."""
@@ -140,6 +142,8 @@ def sgd_probe(
         for lr, scores in zip(settings.rates, heads(val), strict=True):
             finite = bool(scores.isfinite().all())
             rows.append({"lr": lr, **(accuracies(scores, val_labels) if finite else {"top1": 0.0, "diverged": True})})
+    if all("diverged" in row for row in rows):
+        raise ValueError(f"no rate of {list(settings.rates)} gives finite numbers: give smaller ones")
     return {"rows": rows, "best": max(rows, key=lambda row: row["top1"])}
 
 

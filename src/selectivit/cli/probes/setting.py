@@ -197,13 +197,13 @@ def opened(options: Namespace) -> Iterator[Setting]:
         check_writable(out)
         from selectivit.data.digest import tensors_digest
         from selectivit.eval.feature_cache import FeatureCache
-        from selectivit.eval.identity import model_identity
+        from selectivit.eval.identity import model_identity, own_attention
         from selectivit.models.weights import load_model
 
         device = pick_device(where.device, ranks.local_rank)
         model = load_model(where.model, device=str(device)).eval()
         calibration = load_calibration(swap)
-        attention: Any = "softmax"
+        attention: Any = None
         if swaps(swap):
             factors = None if calibration is None else tensors_digest(calibration.factors)
             attention = {**asdict(swap), "calibration": factors}
@@ -219,12 +219,12 @@ def opened(options: Namespace) -> Iterator[Setting]:
             lambda title, total: progress(title, total, shown=ranks.rank == 0),
         )
         with swapped(model, swap, where.seed, calibration) if swaps(swap) else nullcontext():
-            yield Setting(where, what, cache, device, out, _in_words(swap), ranks)
+            yield Setting(where, what, cache, device, out, _in_words(swap, own_attention(model)), ranks)
 
 
-def _in_words(swap: SwapOptions) -> str:
+def _in_words(swap: SwapOptions, own: str | float) -> str:
     if not swaps(swap):
-        return "softmax"
+        return own if isinstance(own, str) else f"entmax-{own:g}"
     alpha = f"-{swap.alpha:g}" if swap.normalizer == "entmax" else ""
     scores = "" if swap.scores == "qk" else f" {swap.scores}"
     layers = {"all": "all layers"}.get(str(swap.layers), f"layers {swap.layers}")
