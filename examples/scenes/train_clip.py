@@ -161,7 +161,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", help="folder of the run: checkpoint, log and, in model/, the result")
     parser.add_argument("--batch", type=int, default=128, help="scenes a step, a multiple of 4")
-    parser.add_argument("--lr", type=float, default=3e-3, help="largest learning rate")
+    parser.add_argument("--lr", type=float, default=1.5e-3, help="largest learning rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1, help="processes that render")
