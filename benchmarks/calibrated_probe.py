@@ -107,6 +107,7 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=11, help="indices from here on are void")
     parser.add_argument("--photos", type=int, default=12, help="photos to calibrate on, spread over the training split")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--adapted", type=Path, help="folder of the model adapted to entmax by `selectivit distill`")
     parser.add_argument("--bounds", type=float, nargs="*", default=(0.24, 0.15))
     args = parser.parse_args()
     torch.set_num_threads(2)
@@ -132,7 +133,11 @@ def main() -> None:
         "seconds_to_calibrate": round(fit_seconds, 1),
         "machine": machine(),
     }
+    if args.adapted is not None:
+        swaps["entmax-1.5, adapted"] = {"scale": sv.Calibration.load(args.adapted / "calibration")}
     for name, settings in swaps.items():
+        if name == "entmax-1.5, adapted":
+            model = sv.load_model(args.adapted)
         swap = None if settings is None else sv.swap_attention(model, "entmax", 1.5, layers=None, **settings)
         maps, support = (extract(model, train), extract(model, val)), measured_support(model, val[::25])
         if swap is not None:

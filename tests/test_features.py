@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from selectivit.features import features, preprocessing
+from selectivit.features import block_features, features, num_blocks, preprocessing
 from selectivit.swap.swap import swap_attention
 
 sys.path.insert(0, str(Path(__file__).parent / "swap"))
@@ -286,3 +286,49 @@ def test_preprocessing_says_what_the_model_was_trained_on() -> None:
     with pytest.raises(ValueError, match="square patches, got 8 x 16"):
         preprocessing(timm_vit(patch_size=(8, 16)))
     assert preprocessing(timm_vit()).patch_size == PATCH and SIZE // PATCH == 4 and WIDTH == 32
+
+
+# --- several blocks in one forward ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+@torch.no_grad()
+def test_several_blocks_are_each_what_it_is_alone(name: str) -> None:
+    model, x = randomise(HOSTS[name].build()), images(2, 40, 32)
+    for norm in (True, False):
+        found = block_features(model, x, [1, -1, 0, 1], norm=norm)
+        for layer, one in zip((1, -1, 0, 1), found, strict=True):
+            alone = features(model, x, layer=layer, norm=norm)
+            assert torch.equal(one.map, alone.map) and one.grid == alone.grid
+            assert (one.cls is None) == (alone.cls is None) and (one.cls is None or torch.equal(one.cls, alone.cls))
+    assert num_blocks(model) == 3 and not any(module._forward_hooks for module in model.modules())
+
+
+@torch.no_grad()
+def test_several_blocks_take_one_forward() -> None:
+    model, ran = randomise(timm_vit()), []
+    for index, block in enumerate(model.blocks):
+        block.register_forward_pre_hook(lambda m, i, index=index: ran.append(index))
+    block_features(model, images(), [1, 0])
+    assert ran == [0, 1]
+
+
+@torch.no_grad()
+def test_several_blocks_of_a_core_periphery_model() -> None:
+    from selectivit.models.create import create_model
+
+    small = {"patch_size": 8, "dim": 16, "depth": 3, "num_heads": 2, "hidden_dim": 24, "num_cores": 6}
+    model, x = create_model("veca_tiny_patch14", **small).eval(), images(2, 40, 32)
+    for norm in (True, False):
+        found = block_features(model, x, [2, 0, 1, 2], norm=norm, num_cores=3)
+        for layer, one in zip((2, 0, 1, 2), found, strict=True):
+            alone = features(model, x, layer=layer, norm=norm, num_cores=3)
+            assert torch.equal(one.map, alone.map) and torch.equal(one.cores, alone.cores)
+    assert num_blocks(model) == 3 and not any(block._forward_hooks for block in model.blocks)
+
+
+def test_no_blocks_and_blocks_out_of_range() -> None:
+    with pytest.raises(ValueError, match="at least one block"):
+        block_features(timm_vit(), images(), [])
+    with pytest.raises(ValueError, match="this model has 3 blocks, 0 to 2"):
+        block_features(timm_vit(), images(), [0, 3])

@@ -1,5 +1,6 @@
 """Images in, dense features out, for every model that a file of `swap` knows, and for our own."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +10,9 @@ from torch.nn import functional as F
 
 from selectivit.models.veca import Veca
 from selectivit.swap.sites import Preprocessing, Tower, find_tower, unwrap
+from selectivit.swap.tap import pick_block, together
 
-__all__ = ["Features", "Preprocessing", "features", "preprocessing"]
+__all__ = ["Features", "Preprocessing", "block_features", "features", "num_blocks", "preprocessing"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ def features(
     """The tokens that leave one block of a Vision Transformer, softmax or swapped.
 
     Any image size works: position embeddings are interpolated by the host's own rule where it has one. Sizes that
-    are no multiple of the patch are resized (bilinear, antialiased) to the nearest multiple. Gradients flow unless
+    are no multiple of the patch are resized (bilinear, antialiased) to the nearest multiple, or padded by a VECA model
+    made with pad=True. Gradients flow unless
     the caller turns them off; blocks after `layer` are not run.
 
     Args:
@@ -67,12 +70,80 @@ def features(
         >>> f.map.shape, f.grid
         (torch.Size([1, 16, 2, 3]), (2, 3))
     """
+    return block_features(model, images, [layer], norm=norm, num_cores=num_cores)[0]
+
+
+def block_features(
+    model: nn.Module, images: Tensor, layers: Sequence[int], *, norm: bool = True, num_cores: int | None = None
+) -> list[Features]:
+    """The tokens that leave several blocks, in one forward.
+
+    Args:
+        model: as for `features`.
+        images: as for `features`.
+        layers: which blocks, negatives from the end.
+        norm: as for `features`; the same final norm for every block.
+        num_cores: as for `features`.
+
+    Returns:
+        For each block what `features` gives.
+
+    Raises:
+        ValueError: as `features`, and for no blocks at all.
+        TypeError: for images of integers.
+
+    Example:
+        >>> import torch, torchvision
+        >>> vit = torchvision.models.VisionTransformer(32, 16, 2, 2, 16, 32).eval()
+        >>> x = torch.randn(1, 3, 32, 48)
+        >>> first, last = block_features(vit, x, [0, -1])
+        >>> torch.equal(last.map, features(vit, x).map)
+        True
+    """
+    if not layers:
+        raise ValueError("expected at least one block")
     tower = _tower(model)
+    blocks = _blocks(tower)
+    picked = [pick_block(blocks, layer) for layer in layers]
+    order = sorted(range(len(layers)), key=lambda i: blocks.index(picked[i]), reverse=True)
     if isinstance(tower, Veca):
-        return _veca_features(tower, _as_batch(images, tower, tower.config.patch_size), layer, norm, num_cores)
+        images = _as_batch(images, tower, 1 if tower.config.pad else tower.config.patch_size)  # it pads for itself
+        return _veca_features(tower, images, [picked[i] for i in order], order, norm, num_cores)
     if num_cores is not None:
         raise ValueError(f"num_cores is a budget of cores, which {type(tower.module).__name__} does not have")
     images = _as_batch(images, tower.module, tower.host.preprocessing(tower.module).patch_size)
+    if len(layers) == 1:  # nothing to remember: one hook that ends the forward
+        return [_host_features(tower, images, layers[0], norm)]
+    with together(picked):
+        found = {i: _host_features(tower, images, layers[i], norm) for i in order}  # the last block first
+    return [found[i] for i in range(len(layers))]
+
+
+def num_blocks(model: nn.Module) -> int:
+    """How many blocks the image tower has.
+
+    Args:
+        model: as for `features`.
+
+    Returns:
+        Their number.
+
+    Raises:
+        ValueError: a model without a known image tower.
+
+    Example:
+        >>> import torchvision
+        >>> num_blocks(torchvision.models.VisionTransformer(32, 16, 3, 2, 16, 32))
+        3
+    """
+    return len(_blocks(_tower(model)))
+
+
+def _blocks(tower: Tower | Veca) -> list[nn.Module]:
+    return list(tower.blocks) if isinstance(tower, Veca) else [b for _, b in tower.host.blocks(tower.module)]
+
+
+def _host_features(tower: Tower, images: Tensor, layer: int, norm: bool) -> Features:
     found = tower.host.tokens(tower.module, images, layer, norm)
     height, width = found.grid
     tokens = found.tokens  # (B, L, C)
@@ -116,17 +187,30 @@ def preprocessing(model: nn.Module) -> Preprocessing:
     return tower.host.preprocessing(tower.module)
 
 
-def _veca_features(model: Veca, images: Tensor, layer: int, norm: bool, num_cores: int | None) -> Features:
-    tokens, count, grid = model.block_tokens(images, num_cores, layer=layer, norm=norm)  # (B, C' + N, C)
-    cores, patches = tokens[:, :count], tokens[:, count:]
-    return Features(
-        map=patches.transpose(1, 2).unflatten(2, grid),
-        patch_tokens=patches,
-        cls=cores[:, 0],
-        registers=None,
-        cores=cores,
-        grid=grid,
-    )
+def _veca_features(
+    model: Veca, images: Tensor, blocks: Sequence[nn.Module], order: Sequence[int], norm: bool, num_cores: int | None
+) -> list[Features]:
+    """The features of blocks, the last one first; `order` holds the place of each in the answer."""
+    outputs: dict[nn.Module, Tensor] = {}
+
+    def note(block: nn.Module, _inputs: Any, tokens: Tensor) -> None:
+        outputs[block] = tokens
+
+    hooks = [block.register_forward_hook(note) for block in blocks[1:]]
+    last = list(model.blocks).index(blocks[0])
+    try:
+        tokens, count, grid = model.block_tokens(images, num_cores, layer=last, norm=norm)  # (B, C' + N, C)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    found = {}
+    for place, block in zip(order, blocks, strict=True):
+        if block is not blocks[0]:
+            tokens = model.norm(outputs[block]) if norm else outputs[block]
+        cores, patches = tokens[:, :count], tokens[:, count:]
+        shape = patches.transpose(1, 2).unflatten(2, grid)
+        found[place] = Features(shape, patches, cls=cores[:, 0], registers=None, cores=cores, grid=grid)
+    return [found[place] for place in range(len(order))]
 
 
 def _tower(model: nn.Module) -> Tower | Veca:

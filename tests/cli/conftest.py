@@ -5,6 +5,8 @@ import os
 import pytest
 import torch
 
+WORDS = ["road", "car", "truck", "sky", "wall", "猫", "photo", "of", "a", "."]
+
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
@@ -20,6 +22,39 @@ def tiny_model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model") / "tiny"
     save_for_hf(model, str(folder), safe_serialization=True, model_args=arguments)
     return str(folder)
+
+
+def save_tiny_clip(folder, words, seed=0):
+    """A random CLIP that transformers writes, with a tokenizer of a few words: 2 layers, patches of 8 px."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    vocabulary = {word: i for i, word in enumerate(["[UNK]", "[PAD]", "[BOS]", "[EOS]", *words])}
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "num_hidden_layers": 2}
+    special = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
+    text = sizes | special | {"vocab_size": max(20, len(vocabulary)), "max_position_embeddings": 16}
+    vision = sizes | {"patch_size": 8, "image_size": 32}
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
+    torch.manual_seed(seed)
+    model = transformers.CLIPModel(config)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[BOS] $A [EOS]", special_tokens=[("[BOS]", 2), ("[EOS]", 3)]
+    )
+    names = {"unk_token": "[UNK]", "pad_token": "[PAD]", "bos_token": "[BOS]", "eos_token": "[EOS]"}
+    model.save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_clip(tmp_path_factory):
+    """A tiny CLIP in a local folder that knows ten words."""
+    return save_tiny_clip(tmp_path_factory.mktemp("clip") / "tiny", WORDS)
 
 
 def write_photo(path, size=(48, 32), seed=0, **options):
@@ -68,3 +103,20 @@ def environment(tmp_path):
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
+
+
+def write_masked(folder, classes, count=4):
+    """Photos of 48 x 40 px with masks of 8 x 8 px blocks, one of them void, as `open_segmentation` takes a folder."""
+    import json
+
+    import numpy as np
+    from PIL import Image
+
+    for i in range(count):
+        write_photo(folder / "images" / f"{i}.png", size=(48, 40), seed=i)
+        blocks = np.random.default_rng(i).integers(0, len(classes), (5, 6)).astype(np.uint8)
+        blocks[0, 0] = 255
+        (folder / "masks").mkdir(exist_ok=True)
+        Image.fromarray(blocks.repeat(8, 0).repeat(8, 1)).save(folder / "masks" / f"{i}.png")
+    (folder / "classes.json").write_text(json.dumps(list(classes)))
+    return folder

@@ -27,7 +27,11 @@ def test_a_new_student_is_distilled_and_can_be_loaded(run, photos, tiny_model, t
     assert settings["budgets"] == {"budgets": [2, 8], "weights": [1.0, 1.0]}
     assert "CC0" in (tmp_path / "out" / "best" / "README.md").read_text()
     status, out, err = distill(run, photos, tiny_model, tmp_path / "out", *more)
-    assert status == 0 and "finished before" in err
+    assert status == 0 and "finished before" in err and "have the new note" in err
+    status, out, err = distill(run, photos, tiny_model, tmp_path / "out", *more[:-2], "--card-note", "CC-BY")
+    assert status == 0 and (tmp_path / "out" / "final" / "README.md").read_text().endswith("## Terms\n\nCC-BY\n")
+    status, out, err = distill(run, photos, tiny_model, tmp_path / "out", *more[:-2])
+    assert status == 0 and "stay as they are" in err
     status, _, err = distill(run, photos, tiny_model, tmp_path / "out", *more, "--seed", 1)
     assert status == 2 and "other settings" in err and "seed was 0, now 1" in err
 
@@ -56,6 +60,7 @@ def test_what_cannot_be_is_said(run, photos, tiny_model, tmp_path):
         (("--schedule", "huge"), "expected schedule to be one of small, objects365"),
         (("--batch-size", 3, "--accumulate", 2), "2 parts divide evenly, got 3"),
         (("--student", "veca_tiny_patch15"), "veca_tiny_patch15"),
+        (("--student", "veca_tiny_patch15", "--num-cores", 8), "expected one of veca_tiny_patch14"),
     ):
         status, _, err = distill(run, photos, tiny_model, tmp_path / "out", *more)
         assert status == 2 and told in err, (more, err)

@@ -36,7 +36,7 @@ def test_an_unknown_command_is_answered_with_the_nearest(run):
     assert status == 2 and out == ""
     assert err == (
         "selectivit: error: unknown command 'feature'; did you mean 'features'? "
-        "the commands are: doctor, models, features, compare, segment, distill, budget\n"
+        f"the commands are: {', '.join(COMMANDS)}\n"
     )
 
 

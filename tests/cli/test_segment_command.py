@@ -6,41 +6,11 @@ import os
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from conftest import write_photo
 from selectivit.cli import segmentation
 from selectivit.data import writing
-
-WORDS = ["road", "car", "truck", "sky", "wall", "猫", "photo", "of", "a", "."]
-
-
-@pytest.fixture(scope="session")
-def tiny_clip(tmp_path_factory):
-    """A random CLIP that transformers wrote, with a tokenizer of ten words: 2 layers, patches of 8 px."""
-    transformers = pytest.importorskip("transformers")
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "num_hidden_layers": 2}
-    text = sizes | {"vocab_size": 20, "max_position_embeddings": 16, "eos_token_id": 3, "bos_token_id": 2}
-    vision = sizes | {"patch_size": 8, "image_size": 32}
-    config = transformers.CLIPConfig(text_config=text | {"pad_token_id": 1}, vision_config=vision, projection_dim=16)
-    torch.manual_seed(0)
-    model = transformers.CLIPModel(config)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.3)
-    vocabulary = {word: i for i, word in enumerate(["[UNK]", "[PAD]", "[BOS]", "[EOS]", *WORDS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    special = [("[BOS]", 2), ("[EOS]", 3)]
-    tokenizer.post_processor = processors.TemplateProcessing(single="[BOS] $A [EOS]", special_tokens=special)
-    names = {"unk_token": "[UNK]", "pad_token": "[PAD]", "bos_token": "[BOS]", "eos_token": "[EOS]"}
-    folder = tmp_path_factory.mktemp("clip") / "tiny"
-    model.save_pretrained(folder)
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture

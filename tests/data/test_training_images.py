@@ -35,13 +35,13 @@ def photos(tmp_path):
 
 def test_a_sample_is_the_same_however_it_is_reached(photos):
     one, other = TrainingImages(photos, seed=3), TrainingImages(photos, seed=3)
-    wanted = [one[Sample(number, 28)][1] for number in range(12)]
+    wanted = [one[Sample(number, 28)].image for number in range(12)]
     torch.manual_seed(123)
     for number in (7, 2, 11):
         torch.rand(number)
-        assert torch.equal(other[Sample(number, 28)][1], wanted[number])
+        assert torch.equal(other[Sample(number, 28)].image, wanted[number])
     assert wanted[0].shape == (3, 28, 28) and wanted[0].dtype == torch.uint8
-    assert not all(torch.equal(TrainingImages(photos, seed=4)[Sample(i, 28)][1], wanted[i]) for i in range(3))
+    assert not all(torch.equal(TrainingImages(photos, seed=4)[Sample(i, 28)].image, wanted[i]) for i in range(3))
 
 
 def test_drawing_a_sample_leaves_the_callers_numbers_alone(photos):
@@ -60,18 +60,18 @@ def test_every_photo_comes_once_an_epoch_each_time_otherwise(photos):
 def test_without_augmentation_crops_are_pieces_of_the_photo(tmp_path):
     Image.new("RGB", (60, 40), (9, 8, 7)).save(tmp_path / "a.png")
     images = TrainingImages(PhotoFiles([str(tmp_path / "a.png")]), 0, augment=False)
-    assert all((images[Sample(i, 28)][1] == torch.tensor([9, 8, 7]).view(3, 1, 1)).all() for i in range(8))
+    assert all((images[Sample(i, 28)].image == torch.tensor([9, 8, 7]).view(3, 1, 1)).all() for i in range(8))
     augmented = TrainingImages(PhotoFiles([str(tmp_path / "a.png")]), 0)
-    assert not all((augmented[Sample(i, 28)][1] == torch.tensor([9, 8, 7]).view(3, 1, 1)).all() for i in range(8))
+    assert not all((augmented[Sample(i, 28)].image == torch.tensor([9, 8, 7]).view(3, 1, 1)).all() for i in range(8))
 
 
 def test_the_next_photo_of_the_epoch_stands_in_for_one_that_cannot_be_read(photos, tmp_path):
     bad = epoch_order(5, 0, 0)[1]
     (tmp_path / f"{bad}.png").write_bytes(b"no photo")
     images = TrainingImages(photos, 0, augment=False)
-    number, crop, skipped = images[Sample(1, 14)]
-    assert number == 1 and crop.shape == (3, 14, 14)
-    assert [name for name, _ in skipped] == [photos.name(bad)]
+    found = images[Sample(1, 14)]
+    assert found.number == 1 and found.image.shape == (3, 14, 14)
+    assert [name for name, _ in found.skipped] == [photos.name(bad)]
     batch = collate([images[Sample(i, 14)] for i in range(5)])
     assert (
         batch.images.shape == (5, 3, 14, 14) and batch.first == 0 and dict(batch.skipped).keys() == {photos.name(bad)}

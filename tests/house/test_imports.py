@@ -33,10 +33,12 @@ HOSTS = {
     "torchvision": {"swap/torch_mha.py", "data"},
     "matplotlib": {"vis"},
     "rich": {"cli"},
+    "umap": {"vis/umap.py"},
     "jsonargparse": {"cli"},
     "onnx": {"models"},
     "PIL": {"data", "vis", "cli"},
     "lightning": {"train"},
+    "lightly": {"train", "data/multi_crop.py"},
     "datasets": {"data/hub_dataset.py"},
     "triton": {f"ops/kernels/triton_{part}.py" for part in ("blocks", "forward", "backward")},
 }

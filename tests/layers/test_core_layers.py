@@ -48,6 +48,7 @@ def test_core_attention_by_hand(grad, own_places):
         torch.testing.assert_close(layer(x, core, patch), expected)
         torch.testing.assert_close(layer(x, core, patch, residual=x), expected + x)
         torch.testing.assert_close(layer.core_map(x, core, patch), weights[:, :, :3, 3:])
+        torch.testing.assert_close(layer.patch_map(x, core, patch), weights[:, :, 3:, :3])
     assert torch.equal(x, kept)
 
 

@@ -2,14 +2,14 @@ import pytest
 import timm
 import torch
 
-from selectivit.models.names import ENTRIES, FORMS, SCENES, SCENES_FOLDER, parse_name
+from selectivit.models.names import EMBEDDED, ENTRIES, FORMS, parse_name
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("dinov2-small", ("dinov2-small", "dinov2-small")),
-        ("scenes", ("folder", str(SCENES_FOLDER))),
+        ("scenes", ("folder", str(EMBEDDED["scenes"]))),
         ("vit_base_patch16_224.augreg_in21k", ("timm", "vit_base_patch16_224.augreg_in21k")),
         ("timm:vit_tiny_patch16_224", ("timm", "vit_tiny_patch16_224")),
         ("timm/vit_tiny_patch16_224.augreg_in21k", ("timm", "hf-hub:timm/vit_tiny_patch16_224.augreg_in21k")),
@@ -65,7 +65,7 @@ def test_the_names_in_the_list_are_distinct_and_parse_to_their_source():
     assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
     for entry in ENTRIES:
         source, _ = parse_name(entry.name)
-        assert source in (entry.source, "dinov2-small") or entry.name == SCENES, entry
+        assert source in (entry.source, "dinov2-small") or (source == "folder" and entry.name in EMBEDDED), entry
 
 
 @pytest.mark.parametrize("entry", [each for each in ENTRIES if each.source == "timm"], ids=lambda entry: entry.name)
@@ -81,4 +81,4 @@ def test_open_clip_and_transformers_know_their_names():
     import open_clip
 
     known = {f"open_clip:{model}/{tag}" for model, tag in open_clip.list_pretrained()}
-    assert {entry.name for entry in ENTRIES if entry.source == "open_clip"} - {SCENES} <= known
+    assert {entry.name for entry in ENTRIES if entry.source == "open_clip"} - set(EMBEDDED) <= known

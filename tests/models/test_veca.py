@@ -41,6 +41,7 @@ def test_what_comes_out():
     assert out.projected_cls is not None and out.projected_cls.shape == (2, 20)
     assert out.projected_patches is not None and out.projected_patches.shape == (2, 24, 20)
     assert [m.shape for m in out.core_maps] == [(2, 2, 5, 24)] * 2
+    assert [m.shape for m in out.patch_maps] == [(2, 2, 24, 5)] * 2
     plain = small()(images(1))
     assert plain.projected_cls is plain.projected_patches is None and plain.core_maps == ()
     assert plain.cores.shape == (1, 12, 32)
@@ -226,6 +227,16 @@ def test_features_take_wrappers_single_images_and_other_sizes():
         sv.features(model, images(), layer=3)
     prepared = sv.preprocessing(small(mean=(0.5,) * 3))
     assert prepared.mean == (0.5,) * 3 and prepared.patch_size == 8 and prepared.image_size == (32, 32)
+
+
+@torch.no_grad()
+def test_features_of_a_padding_model_are_those_of_its_forward():
+    model, x = small(pad=True), images(2, 35, 45)
+    found = sv.features(model, x, num_cores=5)
+    assert found.grid == (5, 6)
+    assert torch.equal(found.patch_tokens, model(x, 5).patch_tokens)
+    padded = torch.nn.functional.pad(x, (0, 3, 0, 5))
+    assert torch.equal(found.map, sv.features(small(), padded, num_cores=5).map)
 
 
 def test_features_of_other_models_have_no_budget():

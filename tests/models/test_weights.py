@@ -234,6 +234,13 @@ def test_folders_that_hold_no_model_are_explained(tmp_path):
             load_model(tmp_path)
 
 
+def test_a_misspelt_core_periphery_model_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match=r"unknown model 'veca_tiny_patch15'; did you mean 'veca_tiny_patch1[46]'"):
+        load_model("veca_tiny_patch15")
+    with pytest.raises(ValueError, match=r"architecture without weights: create_model\('veca_tiny_patch14'\)"):
+        load_model("veca_tiny_patch14")
+
+
 def test_unknown_names_get_close_ones():
     for name, close in {
         "dinov2_small": "'dinov2-small'",

@@ -17,7 +17,16 @@ from torch.nn import functional as F
 
 import selectivit as sv
 from selectivit.openvocab.dense import dense_tokens
-from selectivit.openvocab.regions import Region, RegionRanks, pooled, rank_of_first, rank_regions, read_regions
+from selectivit.openvocab.pooling import pooled
+from selectivit.openvocab.region_ranking import rank_of_first, rank_regions
+from selectivit.openvocab.regions import (
+    Region,
+    RegionRanks,
+    chance,
+    mean_hard_medium_easy,
+    read_regions,
+    subset_name,
+)
 
 ROOT = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("SELECTIVIT_SHARED", ROOT / ".." / "shared")) / "data"
@@ -46,7 +55,9 @@ def folder(tmp_path):
 
 def test_files_are_read(folder):
     first, second = read_regions(folder / "regions.json")
-    assert first == Region(9, "val2017/a.png", (8, 4, 30, 20.5), ("A blue cup.", "A red cup.", "A glass cup."))
+    assert first == Region(
+        9, "val2017/a.png", (8, 4, 30, 20.5), ("A blue cup.", "A red cup.", "A glass cup."), (64, 48)
+    )
     assert second.captions == ("A glass cup.", "A red cup.")
 
 
@@ -63,6 +74,9 @@ def change(**parts):
         (json.dumps(change(images=[])), "is missing"),
         (json.dumps({"images": []}), "'categories' is missing"),
         (json.dumps(change(annotations=[FILE["annotations"][0] | {"bbox": [1, 1, 0, 3]}])), "empty box"),
+        (json.dumps(change(annotations=[])), "holds no regions"),
+        (json.dumps(change(annotations=[FILE["annotations"][0]] * 2)), "bear one number"),
+        (json.dumps(change(annotations=[FILE["annotations"][0] | {"neg_category_ids": [2]}])), "among the negatives"),
     ],
 )
 def test_bad_files(tmp_path, content, text):
@@ -109,7 +123,7 @@ def test_ties_count_against_the_right_caption():
         RegionRanks({}, {"a": "gone"}).summary()
 
 
-@pytest.mark.parametrize("protocol", ["dense", "crop"])
+@pytest.mark.parametrize("protocol", ["roialign", "crop"])
 @pytest.mark.parametrize("name", ["open_clip CLIP", "timm SigLIP", "transformers SigLIP 2", "transformers CLIP"])
 def test_both_protocols_against_their_steps(folder, protocol, name):
     from torchvision.ops import roi_align
@@ -129,7 +143,7 @@ def test_both_protocols_against_their_steps(folder, protocol, name):
     for region in regions:
         left, top, wide, tall = region.box
         with torch.no_grad():
-            if protocol == "dense":
+            if protocol == "roialign":
                 dense = dense_tokens(model, squash(picture), "naclip").map
                 box = torch.tensor([[0, left / 16, top / 12, (left + wide) / 16, (top + tall) / 12]])
                 feature = roi_align(dense, box, (1, 1), aligned=True).flatten()
@@ -160,3 +174,21 @@ def test_captions_that_are_cut_to_the_same_tie(folder):
     long = " ".join(f"w{i}" for i in range(30))
     found = rank_regions(clip, [Region(1, "a.png", (0, 0, 64, 48), (f"{long} red", f"{long} blue"))], folder, size=32)
     assert found.ranks == {1: 2}
+
+
+def test_a_photo_of_another_size_is_refused(folder):
+    """A photo that was scaled would give features of other places without a word."""
+    Image.open(folder / "a.png").resize((32, 24)).save(folder / "a.png")
+    found = rank_regions((clips.open_clip_vit(), clips.WordTokenizer()), read_regions(folder / "regions.json"), folder)
+    assert not found.ranks and "32 x 24 px and its boxes were drawn on 64 x 48" in found.missing["val2017/a.png"]
+
+
+def test_the_benchmark_s_names_and_mean():
+    assert [subset_name(f"x/{name}.json") for name in ("1_attributes", "shuffle_negatives", "mine")] == [
+        "hard",
+        "trivial",
+        "mine",
+    ]
+    assert mean_hard_medium_easy({"hard": 0.1, "easy": 0.3}) is None
+    assert mean_hard_medium_easy({"hard": 0.1, "medium": 0.2, "easy": 0.6, "trivial": 1.0}) == pytest.approx(0.3)
+    assert chance([Region(1, "", (0, 0, 1, 1), ("a", "b")), Region(2, "", (0, 0, 1, 1), tuple("abcd"))]) == 0.375

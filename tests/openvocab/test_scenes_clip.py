@@ -17,7 +17,7 @@ from selectivit.data.scene_rendering import scene, to_image
 pytest.importorskip("open_clip")
 
 from selectivit.models.clip import load_clip
-from selectivit.models.names import SCENES_FOLDER
+from selectivit.models.names import EMBEDDED
 from selectivit.openvocab.presets import PRESETS
 from selectivit.openvocab.regions import rank_regions, read_regions
 
@@ -57,7 +57,7 @@ def test_it_loads_without_a_network(monkeypatch):
     assert sum(parameter.numel() for parameter in model.parameters()) == entry.params
     assert torch.equal(sv.load_model("scenes").visual.proj, model.visual.proj)
     assert tokenizer("a photo of a red ball").shape == (1, 32)
-    assert sum(file.stat().st_size for file in SCENES_FOLDER.iterdir()) < 12e6
+    assert sum(file.stat().st_size for file in EMBEDDED["scenes"].iterdir()) < 12e6
 
 
 def test_words_of_the_scenes_are_whole_tokens(clip):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from tiny_runs import make_student, make_teacher, quick, same, write_photos
 from selectivit import Calibration, features, load_model, swap_attention
 from selectivit.models.veca import Veca
 from selectivit.swap.learn_scale import LearntScale
+from selectivit.train import agreement
 from selectivit.train import keeper as keeping
 from selectivit.train.distill import distill
 from selectivit.train.distillation import NotFiniteError
@@ -80,15 +82,23 @@ def test_a_run_stopped_anywhere_ends_with_the_same_weights(step, whole, photos, 
 
 def test_the_best_student_stays_the_best_over_a_stop(photos, tmp_path, monkeypatch):
     falling = iter(0.9 - 0.1 * i for i in range(9))
-    monkeypatch.setattr(keeping, "means", lambda sums: {"global_cosine": 0.0, "patch_cosine": next(falling)})
+    monkeypatch.setattr(agreement, "means", lambda sums: {"global_cosine": 0.0, "patch_cosine": next(falling)})
     settings = quick(validate_every=1)
     with pytest.raises(Stop):
         distill(make_student(), make_teacher(), [photos], tmp_path, settings, HERE, tell=stop_at(3))
-    first = load_file(tmp_path / "best" / "model.safetensors")
     result = distill(make_student(), make_teacher(), [photos], tmp_path, settings, HERE)
-    assert result.best_validation == {"global_cosine": 0.0, "patch_cosine": 0.9, "step": 1}
-    kept = load_file(tmp_path / "best" / "model.safetensors")
-    assert all(torch.equal(kept[name], first[name]) for name in first)
+    assert result.best_validation == {"global_cosine": 0.0, "patch_cosine": 0.9, "step": 0}
+    # It was compared before the first step, and nothing bettered it: the best is the student as it came.
+    assert same(Veca.from_pretrained(result.best), make_student())
+    assert "photos seen: 0" in (result.best / "README.md").read_text()
+
+
+def test_a_new_student_is_not_compared_before_it_learns(photos, tmp_path, monkeypatch):
+    falling = iter(0.9 - 0.1 * i for i in range(9))
+    monkeypatch.setattr(agreement, "means", lambda sums: {"global_cosine": 0.0, "patch_cosine": next(falling)})
+    tiny = {"dim": 16, "depth": 2, "num_heads": 2, "hidden_dim": 24, "num_cores": 8}
+    result = distill("veca_tiny_patch14", make_teacher(), [photos], tmp_path, quick(2), HERE, student_arguments=tiny)
+    assert result.best_validation["step"] == 2 and result.best_validation["patch_cosine"] == 0.9
 
 
 def test_parts_of_a_step_add_up_to_it(whole, photos, tmp_path):
@@ -136,6 +146,9 @@ def test_numbers_that_are_not_finite_stop_it_with_the_last_good_checkpoint_kept(
             distill(make_student(), make_teacher(), [photos], tmp_path, quick(), HERE)
     state = torch.load(tmp_path / "checkpoint.ckpt", weights_only=True)
     assert state["global_step"] == 2
+    content = json.loads((tmp_path / "run.json").read_text())
+    assert content["state"] == "stopped" and content["result"]["step"] == 2
+    assert "not finite at step 3" in content["result"]["reason"]
     assert all(tensor.isfinite().all() for tensor in state["state_dict"].values())
 
 
@@ -204,7 +217,7 @@ def test_a_student_of_another_width_gets_a_head(photos, tmp_path):
     assert head["weight"].shape == (24, 16) and Veca.from_pretrained(result.final).config.out_dim is None
 
 
-def test_a_swapped_teacher_copy_learns_its_factors(photos, tmp_path):
+def test_a_swapped_teacher_copy_learns_its_factors(photos, tmp_path, monkeypatch):
     """A softmax ViT becomes a sparse one with the same features: its factors are trained and saved as a calibration."""
     student = make_teacher()
     start = torch.tensor([0.3, 0.7])
@@ -215,11 +228,17 @@ def test_a_swapped_teacher_copy_learns_its_factors(photos, tmp_path):
     factors = calibration.factors["blocks.0.attn"]
     assert factors.shape == (2,) and (factors - start).abs().min() > 1e-3
     assert 0 < calibration.mean_support() < 1
+    (code,) = re.findall(r"```python\n(.*?)```", (result.final / "README.md").read_text(), re.DOTALL)
+    names = {}
+    with monkeypatch.context() as inside:
+        inside.chdir(result.final)
+        exec(code, names)  # the card's own words
     again = load_model(result.final)
     images = torch.randn(1, 3, 56, 56)
     with torch.no_grad(), swap_attention(again, alpha=1.5, layers=None, scale=calibration):
         found, wanted = features(again, images).map, features(student.eval(), images).map
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(features(names["model"], images).map, found)
         assert not torch.allclose(found, features(make_teacher(), images).map, atol=1e-3)
 
 
@@ -290,9 +309,26 @@ def test_ctrl_c_saves_at_the_end_of_the_step_and_the_run_goes_on(whole, photos, 
             tell=interrupt,
         )
     assert torch.load(tmp_path / "checkpoint.ckpt", weights_only=True)["global_step"] == 4
+    content = json.loads((tmp_path / "run.json").read_text())
+    assert (content["state"], content["result"]) == ("stopped", {"step": 4, "reason": "interrupted"})
     student = make_student()
     distill(student, make_teacher(), [photos], tmp_path, quick(), HERE)
     assert same(student, whole[1])
+    assert json.loads((tmp_path / "run.json").read_text())["state"] == "done"
+
+
+def test_a_note_on_a_finished_run_is_put_into_its_cards(photos, tmp_path):
+    result = distill(make_student(), make_teacher(), [photos], tmp_path, quick(2), HERE)
+    cards = [folder / "README.md" for folder in (result.final, result.best)]
+    before = [card.read_text() for card in cards]
+    assert all("Not stated" in text for text in before)
+    for note in ("CC-BY-4.0", "Research only\n\nsee ## Terms\n\nof the photos"):
+        assert distill(make_student(), make_teacher(), [photos], tmp_path, quick(2), HERE, card_note=note).kept
+        for card, text in zip(cards, before, strict=True):
+            assert card.read_text() == text.partition("Not stated")[0] + note + "\n"
+    cards[0].write_text("mine")
+    with pytest.raises(ValueError, match="no heading '## Terms'"):
+        distill(make_student(), make_teacher(), [photos], tmp_path, quick(2), HERE, card_note="CC0")
 
 
 def test_the_report_is_frozen():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from selectivit.cli.options import add_options, option, pick_device, take
+from selectivit.cli.options import add_options, option, parse_numbers, pick_device, take
 from selectivit.cli.progress import working
 from selectivit.data.writing import check_writable, write_atomic, write_json
 
@@ -132,10 +132,7 @@ def _budgets(text: str | None, num_cores: int) -> list[int]:
     if text is None:
         powers = [2**i for i in range(num_cores.bit_length()) if 2**i < num_cores]
         return [*powers, num_cores]
-    try:
-        budgets = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        raise ValueError(f"expected numbers with commas between, such as --budgets 8,16,64, got {text!r}") from None
+    budgets = parse_numbers("--budgets 8,16,64", text)
     if budgets[0] < 1 or budgets[-1] > num_cores:
         raise ValueError(f"expected --budgets of 1 to {num_cores} cores, got {text!r}")
     return budgets

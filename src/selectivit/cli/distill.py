@@ -11,6 +11,7 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
@@ -71,6 +72,10 @@ class TrainOptions:
     budget_weights: str | None = option(None, "W,W,…", "how often each is drawn; default: all alike")
     grid: str = option("refuse", "HOW", "a teacher's grid that differs from the student's: refuse or interpolate")
     augment: bool = option(True, "BOOL", "flips, and TrivialAugmentWide's colours, turns and shears")
+    views: int | None = option(
+        None, "N", "crops of each photo, whose teacher tokens are computed once and kept; default: a new crop each time"
+    )
+    teacher_cache: str | None = option(None, "FOLDER", "for these tokens; runs may share it; default: within --out")
     learn_scale: bool = option(False, "BOOL", "train the factors on the scores of a swapped student, one a head")
     precision: str = option("auto", "NAME", "bf16, float32, or auto: bf16 where the device computes in it")
     holdout: int = option(64, "N", "photos kept out of training, to compare student and teacher; a fifth at most")
@@ -123,7 +128,10 @@ def run(options: Namespace) -> int:
         settings = replace(settings, lr=FURTHER_TRAINING_LR)
     world, local_rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_RANK", 0))
     device = pick_device(who.device, local_rank)
-    running = Running(str(device) if world == 1 else device.type, how.workers, how.checkpoint_every)
+    if how.teacher_cache is not None and how.views is None:
+        raise ValueError("expected --views beside --teacher-cache: crops that never come again are not worth keeping")
+    cache = None if how.teacher_cache is None else Path(how.teacher_cache)
+    running = Running(str(device) if world == 1 else device.type, how.workers, how.checkpoint_every, cache)
     first = int(os.environ.get("RANK", 0)) == 0
     student: Any = who.student
     if swaps(swap):
@@ -144,7 +152,7 @@ def run(options: Namespace) -> int:
             tell=tell,
         )
     if first:
-        _tell_result(result)
+        _tell_result(result, bool(who.card_note))
     return 1 if result.skipped else 0
 
 
@@ -153,7 +161,7 @@ def _settings(who: PairOptions, how: TrainOptions) -> DistillSettings:
     from selectivit.train.settings import DistillSettings
 
     same = ("schedule", "steps", "batch_size", "accumulate", "lr", "weight_decay", "optimizer", "grid", "augment")
-    same += ("learn_scale", "precision", "holdout", "validate_every")
+    same += ("views", "learn_scale", "precision", "holdout", "validate_every")
     return DistillSettings(
         **{name: getattr(how, name) for name in same},
         losses=LossWeights(how.global_cosine, how.patch_cosine, how.patch_mse),
@@ -207,11 +215,12 @@ def _start(student: nn.Module, swap: SwapOptions, how: TrainOptions, photos: lis
     return calibrate_swap(student.eval(), images, alpha, scores=swap.scores, layers=parse_layers(swap.layers))
 
 
-def _tell_result(result: Any) -> None:
+def _tell_result(result: Any, rewritten: bool) -> None:
     for name, reason in result.skipped.items():
         print(f"skipped: {name}: {reason}", file=sys.stderr)
     if result.kept:
-        print("this run was finished before: nothing is left to do, its model card stays as it is", file=sys.stderr)
+        card = "its model cards have the new note" if rewritten else "its model cards stay as they are"
+        print(f"this run was finished before: nothing is left to do, {card}", file=sys.stderr)
     if result.validation:
         numbers = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in result.validation.items())
         print(f"on held-out photos: {numbers}")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from selectivit.cli.memory import ADVICE, within_memory
 from selectivit.cli.naming import beside_others, name_outputs
 from selectivit.cli.ranks import Ranks
 from selectivit.data.digest import file_digest
@@ -20,6 +22,11 @@ COMPANIONS = {
     ".compare.png": ".compare.json",
     ".segment.png": ".segment.json",
     ".index.png": ".segment.json",
+    ".budgets.png": ".cores.json",
+    ".attention.png": ".cores.json",
+    ".paths.png": ".cores.json",
+    ".listening.png": ".cores.json",
+    "umap.png": "umap.json",
 }
 """How the pictures that commands write end, and what then lies beside them."""
 
@@ -133,6 +140,45 @@ def write_index(
     except WriteError as error:
         outcome.stopped = str(error)
         print(f"stopped: {error}", file=sys.stderr)
+
+
+def each_photo(
+    photos: Iterable[Photo],
+    work: Callable[[Photo], dict[str, Any]],
+    outcome: Outcome,
+    tell: Callable[[str | None], None],
+    what: str,
+) -> None:
+    """Go through photos one by one; one bad photo stops none of the others, a full disk stops all.
+
+    Args:
+        photos: in the order of reading.
+        work: gives a photo's entry of the index.
+        outcome: filled as the work goes on, so that an interruption finds it.
+        tell: called with a line to print, or None, after each photo.
+        what: is done to a photo, a verb, to say what memory did not suffice for.
+    """
+    from selectivit.data.images import ImageError
+
+    def skip(photo: Photo, reason: str) -> None:
+        outcome.skipped.append({"source": str(photo.path), "reason": reason})
+        tell(f"skipped: {reason}")
+
+    for photo in photos:
+        try:
+            entry = within_memory(partial(work, photo))
+        except WriteError as error:  # the next photo would meet the same full disk
+            outcome.stopped = str(error)
+            tell(f"stopped: {error}")
+            return
+        except (ImageError, OSError) as error:
+            skip(photo, str(error))
+            continue
+        if entry is None:
+            skip(photo, f"{photo.path}: not enough memory to {what} it: {ADVICE}")
+        else:
+            outcome.done.append(entry)
+            tell(None)
 
 
 def work_through(

@@ -8,7 +8,24 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from selectivit.cli import budget, compare, distill, doctor, features, models, scenes, segment
+from selectivit.cli import (
+    analyse,
+    budget,
+    compare,
+    cores,
+    diagnose,
+    distill,
+    doctor,
+    features,
+    models,
+    pretrain,
+    probe,
+    regions,
+    scenes,
+    segment,
+    segment_eval,
+    umap,
+)
 from selectivit.cli.memory import ADVICE, out_of_memory
 
 COMMANDS = {
@@ -17,9 +34,17 @@ COMMANDS = {
     "features": features,
     "compare": compare,
     "segment": segment,
+    "segment-eval": segment_eval,
+    "regions": regions,
+    "analyse": analyse,
+    "probe": probe,
+    "diagnose": diagnose,
     "scenes": scenes,
     "distill": distill,
+    "pretrain": pretrain,
     "budget": budget,
+    "cores": cores,
+    "umap": umap,
 }
 """Name -> module with HELP, add_arguments(parser) and run(options) -> exit status."""
 
@@ -86,8 +111,8 @@ def _parser():
     for name, module in COMMANDS.items():
         command = jsonargparse.ArgumentParser(description=module.__doc__)
         command.add_argument("--config", action="config", help="file with options of this command, YAML or JSON")
+        commands.add_subcommand(name, command, help=module.HELP)  # before its own: nested ones must come in this order
         module.add_arguments(command)
-        commands.add_subcommand(name, command, help=module.HELP)
     return parser
 
 

@@ -111,6 +111,29 @@ def parse_layers(text: str | int) -> int | list[int] | None:
     return numbers if "," in text else numbers[0]
 
 
+def parse_numbers(name: str, text: str) -> list[int]:
+    """Read an option of whole numbers.
+
+    Args:
+        name: the option's, with an example, such as "--budgets 8,16,64".
+        text: numbers with commas between.
+
+    Returns:
+        The numbers, sorted, each once.
+
+    Raises:
+        ValueError: anything else.
+
+    Example:
+        >>> parse_numbers("--budgets 8,16,64", "4,1,4")
+        [1, 4]
+    """
+    try:
+        return sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise ValueError(f"expected numbers with commas between, such as {name}, got {text!r}") from None
+
+
 def parse_patch(text: str) -> tuple[int, int]:
     """Read the option --patch.
 

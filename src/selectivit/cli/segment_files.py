@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selectivit.cli.jobs import Photo, is_others
+from selectivit.cli import records
+from selectivit.cli.jobs import Photo
 from selectivit.data.writing import write_atomic, write_json
 
 if TYPE_CHECKING:
@@ -35,15 +35,6 @@ def targets(photo: Photo, out: Path) -> tuple[Path, Path, Path]:
     return out / f"{photo.name}.segment.json", out / f"{photo.name}.segment.png", out / f"{photo.name}.index.png"
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """A record; None where there is none, or one that is not ours or damaged."""
-    try:
-        record = json.loads(path.read_text())
-    except (ValueError, OSError):
-        return None
-    return record if isinstance(record, dict) and {"entry", "settings", "source_sha256"} <= record.keys() else None
-
-
 def kept_entry(photo: Photo, out: Path, settings: dict[str, Any], digest: str) -> dict[str, Any] | None:
     """Look for a photo's results of an earlier run with the same settings and the same photo.
 
@@ -56,13 +47,7 @@ def kept_entry(photo: Photo, out: Path, settings: dict[str, Any], digest: str) -
     Returns:
         The photo's entry for segment.json; None if it must be computed.
     """
-    if not all(path.is_file() for path in targets(photo, out)):
-        return None
-    record = _read(targets(photo, out)[0])
-    same = json.loads(json.dumps(settings))  # as it was read: tuples are lists
-    if record is None or record["settings"] != same or record["source_sha256"] != digest:
-        return None
-    return {**record["entry"], "source": str(photo.path), "state": "kept"}
+    return records.kept_entry(photo, targets(photo, out), settings, digest)
 
 
 def holds_another(photo: Photo, out: Path) -> bool:
@@ -75,8 +60,7 @@ def holds_another(photo: Photo, out: Path) -> bool:
     Returns:
         False where there is nothing, or what the same photo left, be it edited or moved since.
     """
-    record = _read(targets(photo, out)[0])
-    return record is not None and is_others(photo, record["entry"].get("source"), record["source_sha256"])
+    return records.record_of_another(photo, targets(photo, out)[0])
 
 
 def save_segmentation(

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selectivit.cli.jobs import Outcome, Photo
-from selectivit.cli.memory import ADVICE, within_memory
+from selectivit.cli.jobs import Outcome, Photo, each_photo
 from selectivit.cli.segment_files import kept_entry, save_segmentation
 from selectivit.data.digest import file_digest
-from selectivit.data.writing import WriteError
 
 if TYPE_CHECKING:
     from selectivit.openvocab.segmenter import OpenVocabularySegmenter
@@ -42,27 +39,7 @@ class SegmentationJob:
         Args:
             photos: in the order of reading.
         """
-        from selectivit.data.images import ImageError
-
-        for photo in photos:
-            try:
-                entry = within_memory(partial(self._segment, photo))
-            except WriteError as error:  # the next photo would meet the same full disk
-                self.outcome.stopped = str(error)
-                self.tell(f"stopped: {error}")
-                return
-            except (ImageError, OSError) as error:
-                self._skip(photo, str(error))
-                continue
-            if entry is None:
-                self._skip(photo, f"{photo.path}: not enough memory to segment it: {ADVICE}")
-            else:
-                self.outcome.done.append(entry)
-                self.tell(None)
-
-    def _skip(self, photo: Photo, reason: str) -> None:
-        self.outcome.skipped.append({"source": str(photo.path), "reason": reason})
-        self.tell(f"skipped: {reason}")
+        each_photo(photos, self._segment, self.outcome, self.tell, "segment")
 
     def _segment(self, photo: Photo) -> dict[str, Any]:
         from dataclasses import replace

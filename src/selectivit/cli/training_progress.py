@@ -35,12 +35,15 @@ def training_progress(*, shown: bool = True) -> Iterator[Callable[[StepReport], 
     columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not (shown and sys.stderr.isatty())) as bar:
         task = bar.add_task("", total=None)
-        last = time.monotonic()
+        last, warned = time.monotonic(), 0
 
         def tell(report: StepReport) -> None:
-            nonlocal last
+            nonlocal last, warned
             if not shown:
                 return
+            for warning in report.warnings[warned:]:
+                console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
+            warned = len(report.warnings)
             bar.update(task, completed=report.step, total=report.steps, description=describe(report))
             due = time.monotonic() - last >= LINE_EVERY_S or report.step == report.steps
             if bar.disable and due:
@@ -59,8 +62,9 @@ def describe(report: StepReport) -> str:
         report: of the last step.
 
     Returns:
-        Loss, speed, and the last comparison with the teacher.
+        Loss, speed, and what was last found on photos kept out of training.
     """
     told = f"loss {report.values['loss']:.3f}, {report.images_per_second:.1f} images/s"
-    agreed = report.validation.get("patch_cosine")
-    return told if agreed is None else f"{told}, held-out patch cosine {agreed:.3f}"
+    names = {"patch_cosine": "held-out patch cosine", "knn_top1": "k-NN"}
+    found = [f"{words} {report.validation[name]:.3f}" for name, words in names.items() if name in report.validation]
+    return ", ".join([told, *found])

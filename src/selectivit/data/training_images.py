@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -43,62 +43,99 @@ class Batch:
         images: (B, 3, size, size) uint8.
         first: the number of the first sample.
         skipped: what could not be read on the way, and why.
+        slots: of each crop, a number that it has each time it comes again; empty where crops are drawn anew.
     """
 
     images: Tensor
     first: int
     skipped: tuple[tuple[str, str], ...]
+    slots: tuple[int, ...] = ()
 
     def pin_memory(self) -> Batch:
         """The same in memory that a card can fetch from."""
-        return Batch(self.images.pin_memory(), self.first, self.skipped)
+        return replace(self, images=self.images.pin_memory())
 
 
-class TrainingImages(Dataset[tuple[int, Tensor, tuple[tuple[str, str], ...]]]):
+@dataclass(frozen=True)
+class Crop:
+    """One sample.
+
+    Args:
+        number: counted through the whole run and over all processes.
+        image: (3, size, size) uint8.
+        skipped: what could not be read on the way, and why.
+        slot: a number that the crop has each time it comes again; None where it is drawn anew.
+    """
+
+    number: int
+    image: Tensor
+    skipped: tuple[tuple[str, str], ...] = ()
+    slot: int | None = None
+
+
+class TrainingImages(Dataset[Crop]):
     """Random crops of photos, every photo once an epoch, in an order of its own each epoch.
 
     Args:
         photos: where they come from.
         seed: the run's.
         augment: flip, and TrivialAugmentWide's colours, turns and shears.
+        views: crops of each photo, that come again in turns; None draws a new one each time.
 
     Raises:
         ValueError: no photos.
     """
 
-    def __init__(self, photos: PhotoSource, seed: int, augment: bool = True):
+    def __init__(self, photos: PhotoSource, seed: int, augment: bool = True, views: int | None = None):
         if not len(photos):
             raise ValueError("no photo to train on: expected at least one")
-        self.photos, self.seed, self.augment = photos, seed, augment
+        self.photos, self.seed, self.augment, self.views = photos, seed, augment, views
         self._unreadable: dict[int, str] = {}  # of this process: decoded in vain once, not again
 
-    def __getitem__(self, sample: Sample) -> tuple[int, Tensor, tuple[tuple[str, str], ...]]:
+    def __getitem__(self, sample: Sample) -> Crop:
         """One crop.
 
         Args:
             sample: which.
 
         Returns:
-            Its number, the crop (3, size, size) uint8, and what could not be read on the way. In the place of a photo
-            that cannot be read stands the next one of the epoch.
+            The crop. In the place of a photo that cannot be read stands the next one of the epoch.
+
+        Raises:
+            ImageError: no photo at all can be read.
+        """
+        image, index, skipped = self.photo(sample.number, round(sample.size * SHORT_SIDE))
+        epoch = sample.number // len(self.photos)
+        slot = None if self.views is None else index * self.views + epoch % self.views
+        draw = ("augmentation", sample.number) if slot is None else ("view", slot)
+        with seeded(derived_seed(self.seed, *draw)):
+            crop = crop_transform(sample.size, self.augment)(image)
+        return Crop(sample.number, crop, skipped, slot)
+
+    def photo(self, number: int, shorter_side: int) -> tuple[Image.Image, int, tuple[tuple[str, str], ...]]:
+        """The photo of a sample.
+
+        Args:
+            number: the sample's.
+            shorter_side: a hint, as for `read_image`.
+
+        Returns:
+            8-bit RGB, its place among the photos, and what could not be read on the way.
 
         Raises:
             ImageError: no photo at all can be read.
         """
         count = len(self.photos)
-        epoch, place = divmod(sample.number, count)
+        epoch, place = divmod(number, count)
         order = epoch_order(count, self.seed, epoch)
         skipped: list[tuple[str, str]] = []
         for step in range(count):
             index = int(order[(place + step) % count])
             if index not in self._unreadable:
                 try:
-                    image = self.photos.read(index, round(sample.size * SHORT_SIDE))
+                    return self.photos.read(index, shorter_side), index, tuple(skipped)
                 except ImageError as error:
                     self._unreadable[index] = str(error)
-                else:
-                    with seeded(derived_seed(self.seed, "augmentation", sample.number)):
-                        return sample.number, crop_transform(sample.size, self.augment)(image), tuple(skipped)
             skipped.append((self.photos.name(index), self._unreadable[index]))
         raise ImageError(f"none of the {count} photos can be read; the last: {skipped[-1][1]}")
 
@@ -168,7 +205,7 @@ def less_elongated(image: Image.Image) -> Image.Image:
     return image.crop((start, 0, start + kept, image.height) if wide else (0, start, image.width, start + kept))
 
 
-def collate(samples: Sequence[tuple[int, Tensor, tuple[tuple[str, str], ...]]]) -> Batch:
+def collate(samples: Sequence[Crop]) -> Batch:
     """Put crops into a batch.
 
     Args:
@@ -177,9 +214,10 @@ def collate(samples: Sequence[tuple[int, Tensor, tuple[tuple[str, str], ...]]]) 
     Returns:
         The batch.
     """
-    images = torch.stack([image for _, image, _ in samples])
-    skipped = dict(pair for _, _, pairs in samples for pair in pairs)
-    return Batch(images, samples[0][0], tuple(skipped.items()))
+    images = torch.stack([sample.image for sample in samples])
+    skipped = dict(pair for sample in samples for pair in sample.skipped)
+    slots = tuple(sample.slot for sample in samples if sample.slot is not None)
+    return Batch(images, samples[0].number, tuple(skipped.items()), slots)
 
 
 def centre_crops(

@@ -56,3 +56,7 @@ class CoreBlock(nn.Module):
     def core_map(self, x: Tensor, core_rotations: Tensor, patch_rotations: Tensor) -> Tensor:
         """How much each core takes from each patch in this block, (B, H, C, N); see `CoreAttention.core_map`."""
         return self.attn.core_map(self.norm_attn(x), core_rotations, patch_rotations)
+
+    def patch_map(self, x: Tensor, core_rotations: Tensor, patch_rotations: Tensor) -> Tensor:
+        """How much each patch takes from each core in this block, (B, H, N, C); see `CoreAttention.patch_map`."""
+        return self.attn.patch_map(self.norm_attn(x), core_rotations, patch_rotations)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from selectivit.layers.linear import linear
-from selectivit.ops.core_attention import core_attention, core_weights, rule_of
+from selectivit.ops.core_attention import core_attention, core_weights, listening_weights, rule_of
 from selectivit.ops.rope import check_head_dim, rotate, rotate_
 
 
@@ -83,6 +83,25 @@ class CoreAttention(nn.Module):
         num_cores = core_rotations.shape[-3]
         q, k, _ = self._project(x, core_rotations, patch_rotations)
         return core_weights(q, k, num_cores, self.rule)[..., num_cores:]
+
+    def patch_map(
+        self,
+        x: Float[Tensor, "b l d"],
+        core_rotations: Float[Tensor, "*b c pairs 2"],
+        patch_rotations: Float[Tensor, "n pairs 2"],
+    ) -> Float[Tensor, "b h n c"]:
+        """How much each patch takes from each core.
+
+        Args:
+            x: (B, L, D), as for `forward`.
+            core_rotations: as for `forward`.
+            patch_rotations: as for `forward`.
+
+        Returns:
+            (B, H, N, C) float32; rows sum to 1.
+        """
+        q, k, _ = self._project(x, core_rotations, patch_rotations)
+        return listening_weights(q, k, core_rotations.shape[-3], self.rule)
 
     def _project(self, x: Tensor, core_rotations: Tensor, patch_rotations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values, each a (B, H, L, head_dim) view."""

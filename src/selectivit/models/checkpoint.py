@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from selectivit.models.cache import WeightsError, move_into_place
@@ -77,6 +79,38 @@ def read_model(folder: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any
     if written is not None and written != {"library": LIBRARY, "model": kind, **config}:
         raise WeightsError(f"{CONFIG} and {WEIGHTS} in {path} belong to different checkpoints: copy both files again")
     return config, state
+
+
+def read_tensors(checkpoint: str | os.PathLike[str]) -> Any:
+    """What a file of tensors holds, read without running code from it.
+
+    Args:
+        checkpoint: a .safetensors file, or a .pt or .pth file of plain tensors.
+
+    Returns:
+        Mostly a state dict, or a dict that holds some.
+
+    Raises:
+        WeightsError: no such file, a damaged one, or a pickle of more than plain tensors.
+    """
+    path = Path(checkpoint).expanduser()
+    if not path.is_file():
+        what = "a folder, expected a file in it" if path.is_dir() else "no file"
+        raise WeightsError(f"{path} is {what}")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise WeightsError(
+            f"cannot read {path}: its pickle is damaged or holds more than plain tensors, which could run code when "
+            "read; save the state dict alone, as safetensors, where you trust it"
+        ) from error
+    except Exception as error:  # safetensors and torch raise many kinds for a damaged file
+        told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise WeightsError(f"cannot read {path}, it is damaged or of another format ({told})") from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:

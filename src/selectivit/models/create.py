@@ -12,20 +12,22 @@ from typing import Any
 from torch import nn
 
 from selectivit.models.cache import WeightsError
+from selectivit.models.dino_vit_config import DINO_SIZES, DinoVitConfig
 from selectivit.models.veca import Veca
 from selectivit.models.veca_config import SIZES, VecaConfig
 
 IMAGE_SIZES = {14: 224, 16: 256}
-KINDS = {"veca": Veca}
+DINO_PATCHES = (8, 16)
 
 
 def create_model(name: str, **arguments: Any) -> nn.Module:
     """Make a model with random weights, ready for training.
 
     Args:
-        name: veca_{tiny,small,small_plus,base,large}_patch{14,16}.
+        name: veca_{tiny,small,small_plus,base,large}_patch{14,16}, or dino_vit_{tiny,small,base}_patch{8,16}.
         arguments: what differs from the published size, by name: for VECA those of `VecaConfig`, such as
-            num_cores=64, out_dim=768, attention="entmax15", pad=True.
+            num_cores=64, out_dim=768, attention="entmax15", pad=True; for DINO's ViT those of `DinoVitConfig`, such as
+            attention="entmax15", registers=4, specialization="third".
 
     Returns:
         The model, in training mode.
@@ -33,6 +35,7 @@ def create_model(name: str, **arguments: Any) -> nn.Module:
     Raises:
         ValueError: an unknown name; the nearest are named. Or arguments that do not fit each other.
         TypeError: an unknown argument.
+        ImportError: timm is not installed, for DINO's ViT.
 
     Example:
         >>> model = create_model("veca_tiny_patch16", num_cores=16)
@@ -64,14 +67,36 @@ def load_folder(folder: str | os.PathLike[str], kind: Any) -> nn.Module:
         raise WeightsError(
             f"its config.json asks for a model {kind!r}, this version knows {', '.join(KINDS)}: a newer selectivit?"
         )
-    return KINDS[kind].from_pretrained(folder)
+    return KINDS[kind]().from_pretrained(folder)
 
 
 def _veca(config: VecaConfig, arguments: dict[str, Any]) -> Veca:
-    known = [field.name for field in dataclasses.fields(VecaConfig)]
+    return Veca(_with(config, arguments, "a VECA model"))
+
+
+def _dino_vit(config: DinoVitConfig, arguments: dict[str, Any]) -> nn.Module:
+    return _dino_kind()(_with(config, arguments, "DINO's ViT"))
+
+
+def _dino_kind() -> Any:
+    try:
+        from selectivit.models.dino_vit import DinoViT
+    except ModuleNotFoundError as error:
+        if error.name != "timm":
+            raise
+        raise ImportError("DINO's ViT needs timm, which is missing: pip install 'selectivit[timm]'") from error
+    return DinoViT
+
+
+def _with(config: Any, arguments: dict[str, Any], what: str) -> Any:
+    known = [field.name for field in dataclasses.fields(config)]
     if unknown := [name for name in arguments if name not in known]:
-        raise TypeError(f"unknown argument {unknown[0]!r}: a VECA model takes {', '.join(known)}")
-    return Veca(dataclasses.replace(config, **arguments))
+        raise TypeError(f"unknown argument {unknown[0]!r}: {what} takes {', '.join(known)}")
+    return dataclasses.replace(config, **arguments)
+
+
+KINDS: dict[str, Callable[[], Any]] = {"veca": lambda: Veca, "dino_vit": _dino_kind}
+"""What config.json calls a model -> its class, imported when it is wanted."""
 
 
 BUILDERS: dict[str, Callable[[dict[str, Any]], nn.Module]] = {
@@ -80,4 +105,8 @@ BUILDERS: dict[str, Callable[[dict[str, Any]], nn.Module]] = {
     )
     for size, config in SIZES.items()
     for patch in IMAGE_SIZES
+} | {
+    f"dino_vit_{size}_patch{patch}": partial(_dino_vit, dataclasses.replace(config, patch_size=patch))
+    for size, config in DINO_SIZES.items()
+    for patch in DINO_PATCHES
 }

@@ -35,6 +35,7 @@ class VecaOutput:
         projected_cls: (B, out_dim), or None for a model without output projection.
         projected_patches: (B, h * w, out_dim), or None.
         core_maps: of each block asked for, (B, H, C, h * w): how much a core takes from each patch.
+        patch_maps: of the same blocks, (B, H, h * w, C): how much a patch takes from each core; rows sum to 1.
     """
 
     cls: Tensor
@@ -45,6 +46,7 @@ class VecaOutput:
     projected_cls: Tensor | None = None
     projected_patches: Tensor | None = None
     core_maps: tuple[Tensor, ...] = ()
+    patch_maps: tuple[Tensor, ...] = ()
 
 
 torch.export.register_dataclass(VecaOutput)  # so that a model can be exported as it is
@@ -55,7 +57,7 @@ class _Trunk:
     tokens: Tensor  # (B, C + N, D)
     grid: tuple[int, int]
     coords: list[Tensor]
-    maps: dict[int, Tensor]
+    maps: dict[int, tuple[Tensor, Tensor]]
 
 
 class Veca(nn.Module):
@@ -97,7 +99,7 @@ class Veca(nn.Module):
         Args:
             images: (B, 3, H, W), floating, normalised; any size and aspect in whole patches.
             num_cores: the budget, 1 to the size of the bank; None is all of it. Ordered: the first cores serve.
-            maps: blocks whose core-to-patch attention is wanted, negatives from the end.
+            maps: blocks whose attention between cores and patches is wanted, both ways, negatives from the end.
 
         Returns:
             See `VecaOutput`.
@@ -123,7 +125,8 @@ class Veca(nn.Module):
             trunk.grid,
             torch.stack([c.expand(tokens.shape[0], -1, -1) for c in trunk.coords]),
             *projected,
-            core_maps=tuple(trunk.maps[layer] for layer in wanted),
+            core_maps=tuple(trunk.maps[layer][0] for layer in wanted),
+            patch_maps=tuple(trunk.maps[layer][1] for layer in wanted),
         )
 
     def block_tokens(
@@ -160,9 +163,10 @@ class Veca(nn.Module):
                 rho = self.bank.move(rho, tokens[:, :count], layer)
             coords.append(rho.tanh())
             core_turns = axial_rotations(coords[-1], head_dim)
-            block = self.blocks[layer]
+            block: CoreBlock = self.blocks[layer]  # pyright: ignore[reportAssignmentType]
             if layer in maps:
-                found[layer] = block.core_map(tokens, core_turns, patch_turns)  # pyright: ignore[reportCallIssue]
+                places = (tokens, core_turns, patch_turns)
+                found[layer] = (block.core_map(*places), block.patch_map(*places))
             if self.grad_checkpointing and torch.is_grad_enabled():
                 tokens = checkpoint(block, tokens, core_turns, patch_turns, use_reentrant=False)
             else:

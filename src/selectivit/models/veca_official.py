@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from selectivit.models.cache import WeightsError
+from selectivit.models.checkpoint import read_tensors
 
 HEAD_DIM = 64
 WRAPPERS = ("module.", "_orig_mod.")  # data parallel's and torch.compile's
@@ -51,7 +50,7 @@ def read_official(
     """
     state: Any = checkpoint
     if isinstance(checkpoint, (str, os.PathLike)):
-        state = _read_file(Path(checkpoint).expanduser())
+        state = read_tensors(checkpoint)
     if not isinstance(state, Mapping):
         raise WeightsError(f"expected a state dict in {checkpoint}, it holds a {type(state).__name__}")
     state = _bare(state)
@@ -64,26 +63,6 @@ def read_official(
                 raise ValueError(f"expected q_proj, k_proj and v_proj with weight and bias in block {layer}")
             tensors[f"blocks.{layer}.attn.qkv.{part}"] = torch.cat([row for row in rows if row is not None])
     return arguments, tensors
-
-
-def _read_file(path: Path) -> Any:
-    if not path.is_file():
-        what = "a folder, expected a file in it" if path.is_dir() else "no file"
-        raise WeightsError(f"{path} is {what}")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise WeightsError(
-            f"cannot read {path}: its pickle is damaged or holds more than plain tensors, which could run code when "
-            "read; save the state dict alone, as safetensors, where you trust it"
-        ) from error
-    except Exception as error:  # safetensors and torch raise many kinds for a damaged file
-        told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise WeightsError(f"cannot read {path}, it is damaged or of another format ({told})") from error
 
 
 def _bare(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import nn
 
 from selectivit.models.cache import WeightsError
 from selectivit.models.checkpoint import LIBRARY
-from selectivit.models.create import load_folder
+from selectivit.models.create import BUILDERS, load_folder
 from selectivit.models.hub import use_hub
 from selectivit.models.names import ENTRIES, ModelEntry, parse_name, unknown_name
 from selectivit.models.saving import DINOV2_KEY
@@ -40,10 +40,10 @@ def load_model(
     safetensors and pickles of plain tensors are read; a missing or superfluous tensor is an error.
 
     Args:
-        name: "dinov2-small"; a timm name; a transformers id ("facebook/dinov2-small"); an open_clip model and tag
-            ("open_clip:ViT-B-16/openai"); a local folder written by timm, transformers, open_clip or our own
-            `save_pretrained`. The prefixes "timm:", "transformers:" and "open_clip:" decide where a name could mean
-            two things.
+        name: "dinov2-small"; "veca-tiny", which comes with the package; a timm name; a transformers id
+            ("facebook/dinov2-small"); an open_clip model and tag ("open_clip:ViT-B-16/openai"); a local folder written
+            by timm, transformers, open_clip or our own `save_pretrained`. The prefixes "timm:", "transformers:" and
+            "open_clip:" decide where a name could mean two things.
         cache_dir: folder for fetched weights; None leaves it to $SELECTIVIT_CACHE and to each library's own setting.
         device: where the model is put.
 
@@ -122,8 +122,13 @@ def _check_timm(name: str) -> None:
     timm = _library("timm", name)
     if name.startswith("hf-hub:"):
         return
+    if name in BUILDERS:
+        raise ValueError(
+            f"{name} is an architecture without weights: create_model({name!r}) makes it new, `selectivit distill "
+            f"--student {name}` trains it, and then the folder of that run is a model's name"
+        )
     if not timm.is_model(name):
-        raise unknown_name(name, [*timm.list_models(pretrained=True), *timm.list_models()])
+        raise unknown_name(name, [*timm.list_models(pretrained=True), *timm.list_models(), *BUILDERS])
     if not timm.models.is_model_pretrained(name):
         architecture = name.partition(".")[0]
         tags = timm.list_pretrained(f"{architecture}.*") or ["none"]

@@ -140,6 +140,26 @@ class OpenVocabularySegmenter:
             (*read.notes, *notes),
         )
 
+    @torch.no_grad()
+    def index_map(self, image: Any) -> Tensor:
+        """Segment one picture and give the labels alone, which leaves out the work for probabilities.
+
+        Args:
+            image: as for calling the segmenter.
+
+        Returns:
+            (H, W) int32 at the picture's size, on the CPU: the `index_map` that calling gives.
+
+        Raises:
+            ImageError: a file that is no picture.
+            ValueError: a tensor of another kind.
+        """
+        from selectivit.data.pictures import as_picture
+
+        read = as_picture(image)
+        rows, size = self._cosines(self._ready(read)[0], read)
+        return self._index_map(rows, size, (read.image.height, read.image.width))
+
     def _texts(self) -> Tensor:
         words = [word for label in self.labels for word in label.words]
         return text_features(self.model, self.tokenizer, words, self.templates)

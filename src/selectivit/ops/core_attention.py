@@ -94,6 +94,35 @@ def core_weights(
     return attention_weights(q[..., :num_cores, :], k, k, rule_of(normalizer), scale=scale)
 
 
+def listening_weights(
+    q: Float[Tensor, "*lead l d"],
+    k: Float[Tensor, "*lead l d"],
+    num_cores: int,
+    normalizer: str | float | AttentionRule = "softmax",
+    *,
+    scale: float | None = None,
+) -> Float[Tensor, "*lead n c"]:
+    """The patches' rows of the attention matrix: which cores each patch listens to.
+
+    Args:
+        q: (B, H, L, D), cores first.
+        k: (B, H, L, D); the C core rows alone will do.
+        num_cores: C.
+        normalizer: as for `core_attention`.
+        scale: factor on q·k; None is 1/√D.
+
+    Returns:
+        (B, H, N, C) float32 (float64 for float64 inputs), each row a distribution over the cores.
+
+    Example:
+        >>> q = k = torch.randn(1, 2, 12, 8)
+        >>> listening_weights(q, k, num_cores=4).shape
+        torch.Size([1, 2, 8, 4])
+    """
+    cores = k[..., :num_cores, :]
+    return attention_weights(q[..., num_cores:, :], cores, cores, rule_of(normalizer), scale=scale)
+
+
 def core_mask(num_cores: int, length: int, device: torch.device | str | None = None) -> Tensor:
     """The mask that core attention stands for: True where a token (row) may attend to another (column).
 

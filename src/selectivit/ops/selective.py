@@ -65,8 +65,9 @@ class AttentionRule:
             raise ValueError(f"combine must be 'mean' or 'sum', got {self.combine!r}")
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be a positive number, got {self.temperature}")
-        scale = torch.as_tensor(1.0 if self.scale is None else self.scale)
-        if not bool(((scale > 0) & (scale < math.inf)).all()):
+        given = 1.0 if self.scale is None else self.scale
+        scales = given.flatten().tolist() if isinstance(given, Tensor) else [given]
+        if not all(0 < scale < math.inf for scale in scales):
             raise ValueError(
                 f"scale must be positive and finite: it multiplies the scores before the normalizer, got {self.scale}"
             )

@@ -23,7 +23,7 @@ class Call:
         v: values, (B, H, M, D).
         scale: the host's own factor on the scores, usually D ** -0.5.
         attn_mask: None, or broadcastable to (B, H, N, M); bool (True may attend) or added to the scores.
-        rule: the rule in force; softmax when the module is not swapped.
+        rule: the rule in force; the module's own, mostly softmax, when it is not swapped.
     """
 
     q: Tensor
@@ -39,12 +39,13 @@ class Selective:
     """What a swapped or recorded module carries: its rule, and where its calls are noted.
 
     Args:
-        rule: what the module does in place of the host's softmax; None leaves the host's softmax.
+        rule: what the module does in place of its own; None leaves its own.
         host: the name of the attention implementation that the host would have used, where hosts name one.
         instead: called with q, k, v, the host's scale and the mask, gives (B, H, N, D) in place of the rule: for
             attention that no rule can say, such as scores that know the patches' places.
         calls: by thread, the list that a recording of that thread appends to.
         found: what `install` changed and what it found there; empty while it is not installed.
+        native: the module's own rule: the host's softmax, or what our own attention was trained with.
     """
 
     rule: AttentionRule | None
@@ -52,11 +53,12 @@ class Selective:
     instead: Callable[[Tensor, Tensor, Tensor, float, Tensor | None], Tensor] | None = None
     calls: dict[int, list[Call]] = field(default_factory=dict)
     found: tuple[tuple[Any, Any], ...] = ()
+    native: AttentionRule = SOFTMAX
 
 
 def state_of(module: nn.Module) -> Selective:
-    """What a module carries; softmax where a recording ended in another thread while the module was computing."""
-    return getattr(module, STATE, None) or Selective(None)
+    """What a module carries; its own rule where a recording ended in another thread while the module was computing."""
+    return getattr(module, STATE, None) or Selective(None, native=getattr(module, "rule", SOFTMAX))
 
 
 def attend(
@@ -93,7 +95,9 @@ def attend(
     note(state, q, k, v, scale, attn_mask)
     if state.instead is not None:
         return state.instead(q, k, v, scale, attn_mask)
-    return selective_attention(q, k, v, state.rule or SOFTMAX, scale=scale, attn_mask=attn_mask, dropout_p=dropout_p)
+    return selective_attention(
+        q, k, v, state.rule or state.native, scale=scale, attn_mask=attn_mask, dropout_p=dropout_p
+    )
 
 
 def note(state: Selective, q: Tensor, k: Tensor, v: Tensor, scale: float, attn_mask: Tensor | None) -> None:
@@ -101,4 +105,4 @@ def note(state: Selective, q: Tensor, k: Tensor, v: Tensor, scale: float, attn_m
     if state.calls:
         calls = state.calls.get(threading.get_ident())
         if calls is not None:
-            calls.append(Call(q, k, v, scale, attn_mask, state.rule or SOFTMAX))
+            calls.append(Call(q, k, v, scale, attn_mask, state.rule or state.native))

@@ -173,6 +173,10 @@ def _calls(model: nn.Module, image: Tensor, sites: Sequence[Site], swapped: bool
         if len(calls[site.name]) != 1:
             raise ValueError(f"expected {site.name!r} to attend once a forward, it did {len(calls[site.name])} times")
         call = calls[site.name][0]
+        if not swapped and site.native.normalizer != "softmax":
+            raise ValueError(
+                f"{site.name!r} was made with {site.native.normalizer}: there is no softmax to calibrate to"
+            )
         if not swapped and (call.rule.normalizer != "softmax" or call.rule.scale is not None):
             raise ValueError(
                 f"{site.name!r} is swapped already: restore the swap (restore_attention(model) takes away all), and "

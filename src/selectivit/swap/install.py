@@ -14,12 +14,12 @@ class _Absent:
 
 
 def install(site: Site, rule: AttentionRule | None) -> Selective:
-    """Make `site` follow `rule`; None keeps the host's softmax, for recordings.
+    """Make `site` follow `rule`; None keeps the module's own, for recordings.
 
     The state remembers what each edited attribute held, so that a copy of the model can be restored too: copied along,
     it names the copy's modules.
     """
-    state = Selective(rule, host=site.implementation)
+    state = Selective(rule, host=site.implementation, native=site.native)
     edits = (Edit(site.module, STATE, state), *site.edits)
     state.found = tuple((edit, _read(edit.owner, edit.attribute)) for edit in edits)
     for edit in edits:

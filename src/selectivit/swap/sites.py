@@ -10,13 +10,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-# A class of one of these packages is known to the matching file of this folder, loaded when such a class is met.
+from selectivit.ops.selective import SOFTMAX, AttentionRule
+
+# A class of one of these packages or modules is known to the matching file of this folder, loaded when such a class
+# is met.
 HOSTS = {
     "timm": "selectivit.swap.timm",
     "open_clip": "selectivit.swap.open_clip",
     "transformers": "selectivit.swap.transformers",
     "torchvision": "selectivit.swap.torch_mha",
     "torch": "selectivit.swap.torch_mha",
+    "selectivit.layers.selective_attention": "selectivit.swap.ours",
 }
 POOLS = "pools with learnt queries: left on softmax"
 _NAMED_LIKE_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
@@ -44,6 +48,7 @@ class Site:
         implementation: the attention implementation that the host names for it, where it names one.
         cross: True where queries and keys are known to come from different sequences.
         projection: the module that mixes the heads' outputs, where there is one.
+        native: the rule that the module follows where no swap is in force.
     """
 
     name: str
@@ -54,6 +59,7 @@ class Site:
     implementation: str | None = None
     cross: bool = False
     projection: nn.Module | None = None
+    native: AttentionRule = SOFTMAX
 
 
 @dataclass(frozen=True)
@@ -140,9 +146,9 @@ def unwrap(model: nn.Module) -> nn.Module:
 def host_of(module: nn.Module) -> ModuleType:
     """The file of this folder that knows the module's class; plain torch where no other does."""
     for base in type(module).__mro__:
-        package = base.__module__.partition(".")[0]
-        if package in HOSTS:
-            return importlib.import_module(HOSTS[package])
+        for name in (base.__module__, base.__module__.partition(".")[0]):
+            if name in HOSTS:
+                return importlib.import_module(HOSTS[name])
     return importlib.import_module(HOSTS["torch"])
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+import lightning.pytorch as L
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -61,6 +63,24 @@ class Agreement:
             total[:2] += torch.stack([whole.double().sum(), patches.double().mean(1).sum()]).cpu()
             total[2] += len(images)
         return total
+
+    def means(self, pair: Pair, trainer: L.Trainer) -> dict[str, float]:
+        """The means over the crops of all processes.
+
+        Args:
+            pair: student and teacher.
+            trainer: Lightning's, for device, precision and processes.
+
+        Returns:
+            As `means` gives them.
+        """
+        device = trainer.strategy.root_device
+        sums = self.sums(pair, device, autocast=trainer.precision_plugin.forward_context)
+        if trainer.world_size > 1:
+            shared = sums.to(device)
+            dist.all_reduce(shared)
+            sums = shared.cpu()
+        return means(sums)
 
 
 def means(sums: Tensor) -> dict[str, float]:

@@ -67,3 +67,21 @@ class WholeCheckpoints(CheckpointIO):
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Delete a checkpoint."""
         Path(path).unlink(missing_ok=True)
+
+
+def steps_done(checkpoint: Path | None) -> int:
+    """How many steps a checkpoint has behind it.
+
+    Args:
+        checkpoint: its file; None where there is none.
+
+    Returns:
+        The number.
+
+    Example:
+        >>> steps_done(None)
+        0
+    """
+    if checkpoint is None:
+        return 0
+    return int(WholeCheckpoints().load_checkpoint(checkpoint, map_location=torch.device("meta"))["global_step"])

@@ -10,24 +10,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
+from selectivit.data.digest import names_digest
 from selectivit.data.photos import open_photos
 from selectivit.data.training_images import TrainingImages
-from selectivit.data.writing import check_writable, write_json
+from selectivit.data.writing import check_writable
 from selectivit.train.agreement import Agreement
-from selectivit.train.checkpoints import CHECKPOINT, WholeCheckpoints
+from selectivit.train.checkpoints import CHECKPOINT, steps_done
 from selectivit.train.distillation import Distillation
-from selectivit.train.export import export_student
+from selectivit.train.export import export_student, rewrite_terms
 from selectivit.train.fitting import fit
 from selectivit.train.job import Job, card
 from selectivit.train.keeper import Keeper, StepReport, no_report
 from selectivit.train.loader import StepBatches, make_loader
-from selectivit.train.resume import claim_folder, write_run
+from selectivit.train.resume import claim_folder, note_stop, write_run, write_skipped
 from selectivit.train.settings import DistillSettings, Running
+from selectivit.train.teacher_cache import TeacherCache
 
-SKIPPED = "skipped.json"
+TEACHER = "teacher"
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ def distill(
     """Train a student to give a frozen teacher's global and patch features.
 
     A folder that holds a run of the same settings is gone on with, to the very weights that an unbroken run gives.
+    A student that is not new is compared with the teacher before the first step too: "best" is that one as long as
+    training has not bettered it.
     Under torchrun the batch is split among the processes, with the same result up to rounding.
 
     Args:
@@ -78,7 +81,7 @@ def distill(
         settings: what decides the result.
         running: device, workers, checkpoints.
         student_arguments: of a core-periphery student, such as num_cores.
-        card_note: for the model card: terms of use.
+        card_note: for the model cards: terms of use; of a finished run they are rewritten.
         command: for the model card: what made the model; the process's own arguments where empty.
         tell: called after each step, in the first process.
 
@@ -103,12 +106,17 @@ def distill(
     job.skipped.update(dict.fromkeys(problems, "not found"))
     earlier = claim_folder(folder, job.record)
     if earlier and earlier["state"] == "done":
+        if first and card_note:
+            rewrite_terms(folder, card_note)
         return _result(folder, earlier["result"], kept=True)
     if first:
         check_writable(folder)
         write_run(folder, job.record, "running", {})
     write_card = partial(card, job, command or " ".join(sys.argv), card_note)
-    return _train(job, folder, write_card, running, tell, first)
+    result = _train(job, folder, write_card, running, tell, first)
+    if first and card_note:
+        rewrite_terms(folder, card_note)  # the best student's card may be of an earlier start, with another note
+    return result
 
 
 def _train(
@@ -122,26 +130,34 @@ def _train(
     settings = job.settings
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     checkpoint = out / CHECKPOINT if (out / CHECKPOINT).is_file() else None
-    start = _steps_done(checkpoint)
+    start = steps_done(checkpoint)
     batches = StepBatches(job.schedule, settings.batch_size, settings.accumulate, rank, world, settings.seed, start)
-    module = Distillation(job.pair, settings, job.schedule, batches)
+    cache = None if settings.views is None else _teacher_cache(job, running.teacher_cache or out / TEACHER)
+    module = Distillation(job.pair, settings, job.schedule, batches, cache)
 
     def save_best(step: int, best: dict[str, float]) -> None:
         export_student(out / "best", job.pair, write_card({"step": step, **best}), job.examples)
 
     share = Agreement(job.crops[rank::world], max(1, settings.batch_size // world))
-    keeper = Keeper(out, share, settings.validate_every, running.checkpoint_every, save_best, tell)
-    images = TrainingImages(job.training, settings.seed, settings.augment)
+    compare = partial(share.means, job.pair)
+    rhythm = (settings.validate_every, running.checkpoint_every, job.may_be_trained)
+    keeper = Keeper(out, compare, "patch_cosine", *rhythm, save_best, tell)
+    images = TrainingImages(job.training, settings.seed, settings.augment, settings.views)
     loader = make_loader(images, batches, running.workers, pin=running.device.startswith("cuda"))
     try:
         fit(module, loader, keeper, out, checkpoint, job.precision, running.device)
+        if module.stopping:
+            raise KeyboardInterrupt
+    except BaseException as error:
+        if first:
+            note_stop(out, job.record, keeper.saved, error)
+        raise
     finally:
+        if cache is not None:
+            cache.close()
         skipped = {**job.skipped, **keeper.skipped, **module.skipped}
-        if first and skipped:
-            listed = [{"source": name, "reason": reason} for name, reason in sorted(skipped.items())]
-            write_json(out / SKIPPED, {"count": len(listed), "skipped": listed})
-    if module.stopping:
-        raise KeyboardInterrupt
+        if first:
+            write_skipped(out, skipped)
     result = {"validation": keeper.validation, "best": keeper.best, "skipped": skipped, "steps": job.schedule.steps}
     if first:
         export_student(
@@ -151,10 +167,15 @@ def _train(
     return _result(out, result, kept=False)
 
 
-def _steps_done(checkpoint: Path | None) -> int:
-    if checkpoint is None:
-        return 0
-    return int(WholeCheckpoints().load_checkpoint(checkpoint, map_location=torch.device("meta"))["global_step"])
+def _teacher_cache(job: Job, folder: Path) -> TeacherCache:
+    names = names_digest(job.training.name(i) for i in range(len(job.training)))
+    identity = {
+        "teacher": job.record["teacher"]["weights_sha256"],
+        "precision": job.precision,
+        "training photos": names,
+        **{name: getattr(job.settings, name) for name in ("seed", "augment", "views")},
+    }
+    return TeacherCache(folder, identity, job.pair)
 
 
 def _result(out: Path, result: Mapping[str, Any], *, kept: bool) -> DistillResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from selectivit.swap.sites import find_sites
 from selectivit.train.pair import Pair
 from selectivit.train.tokens import normalise
 
+DISTILLED = "Distilled from a frozen teacher's dense features by selectivit (measured here)."
 HEAD, CARD, CALIBRATION = "distillation_head.safetensors", "README.md", "calibration"
+TERMS = "\n## Terms\n\n"
 
 
 def export_student(folder: Path, pair: Pair, card: str, crops: Sequence[Tensor]) -> str:
@@ -39,17 +41,40 @@ def export_student(folder: Path, pair: Pair, card: str, crops: Sequence[Tensor])
     Raises:
         WriteError: no space, no permission.
     """
+
+    def fill(scratch: Path) -> str:
+        loads = save_model(pair.student, str(scratch))
+        calibrated = save_calibration(scratch / CALIBRATION, pair, crops)
+        use = usage(loads, swap_call(pair.student, calibrated))
+        if isinstance(pair.head, nn.Linear):
+            tensors = {name: t.contiguous() for name, t in pair.head.state_dict().items()}
+            (scratch / HEAD).write_bytes(save(tensors))
+            use += f"\n\nIts tokens reach the teacher's width through the linear map in {HEAD}."
+        return use
+
+    return write_folder(folder, fill, card)
+
+
+def write_folder(folder: Path, fill: Callable[[Path], str], card: str) -> str:
+    """Write a model's folder; each file is there whole or not at all, and an earlier model in it is replaced.
+
+    Args:
+        folder: made if it is not there.
+        fill: writes the model into the folder that it is given, and says how it is read again.
+        card: the model card, with {use} where it says so.
+
+    Returns:
+        How the folder is read, in words.
+
+    Raises:
+        WriteError: no space, no permission.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as scratch:
-            use = save_model(pair.student, scratch)
-            calibrated = save_calibration(Path(scratch) / CALIBRATION, pair, crops)
-            use += swap_in_words(pair.student, calibrated)
+            use = fill(Path(scratch))
+            (Path(scratch) / CARD).write_text(card.replace("{use}", use), encoding="utf-8")
             _place(Path(scratch), folder)
-        if isinstance(pair.head, nn.Linear):
-            write_atomic(folder / HEAD, save({name: t.contiguous() for name, t in pair.head.state_dict().items()}))
-            use += f"; tokens reach the teacher's width through the linear map in {HEAD}"
-        write_atomic(folder / CARD, card.replace("{use}", use).encode())
     except OSError as error:
         raise write_error(folder, error) from error
     except Exception as error:  # safetensors has an error of its own for a full disk
@@ -88,7 +113,38 @@ def save_calibration(folder: Path, pair: Pair, crops: Sequence[Tensor]) -> bool:
     return True
 
 
-def swap_in_words(student: nn.Module, calibrated: bool) -> str:
+def usage(loads: str, swap: str) -> str:
+    """How a folder is read, in Markdown, for the model card: code that runs as it stands where it can.
+
+    Args:
+        loads: as `save_model` gives it.
+        swap: as `swap_call` gives it.
+
+    Returns:
+        Markdown.
+
+    Example:
+        >>> print(usage("selectivit.load_model(FOLDER)", ""))
+        ```python
+        import selectivit as sv
+        <BLANKLINE>
+        FOLDER = "."  # where this card lies
+        model = sv.load_model(FOLDER)
+        ```
+    """
+    code = ["import selectivit as sv", "", 'FOLDER = "."  # where this card lies']
+    words = loads
+    if loads == "selectivit.load_model(FOLDER)":
+        words, code = "", [*code, "model = sv.load_model(FOLDER)"]
+    if swap.startswith("sv."):
+        code.append(swap)
+    elif swap:
+        words += ("; then " if words else "After loading, ") + swap
+    block = "\n".join(["```python", *code, "```"]) if len(code) > 3 else ""
+    return "\n\n".join(filter(None, [words, block]))
+
+
+def swap_call(student: nn.Module, calibrated: bool) -> str:
     """How the swap of a student is made anew, for its model card.
 
     Args:
@@ -96,28 +152,29 @@ def swap_in_words(student: nn.Module, calibrated: bool) -> str:
         calibrated: whether its factors were saved.
 
     Returns:
-        Empty where there is no swap.
+        A line of Python, with `sv` for the library and FOLDER for the student's; words where rules differ by layer;
+        empty where there is no swap.
 
     Example:
         >>> from selectivit.swap.swap import swap_attention
         >>> model = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
         >>> with swap_attention(model, alpha=1.5):
-        ...     swap_in_words(model, False)
-        "; then swap_attention(model, 'entmax', 1.5, 'qk', [0])"
+        ...     swap_call(model, False)
+        "sv.swap_attention(model, 'entmax', 1.5, 'qk', [0])"
     """
     rules = swapped_rules(student)
     kinds = {(rule.normalizer, str(rule.alpha), rule.scores) for _, rule in rules}
     if not rules:
         return ""
     if len(kinds) > 1 or any(_per_head(rule.alpha) for _, rule in rules):
-        return "; then swap its attention by the rules that run.json lists"
+        return "swap its attention by the rules that run.json lists"
     places = [place for place, site in enumerate(find_sites(student)[0]) if site.name in {s.name for s, _ in rules}]
     rule = rules[0][1]
-    scale = f", scale=Calibration.load(FOLDER / {CALIBRATION!r})" if calibrated else ""
-    return f"; then swap_attention(model, {rule.normalizer!r}, {float(rule.alpha)}, {rule.scores!r}, {places}{scale})"
+    scale = f', scale=sv.Calibration.load(FOLDER + "/{CALIBRATION}")' if calibrated else ""
+    return f"sv.swap_attention(model, {rule.normalizer!r}, {float(rule.alpha)}, {rule.scores!r}, {places}{scale})"
 
 
-def model_card(title: str, facts: Mapping[str, Any], command: str, note: str) -> str:
+def model_card(title: str, facts: Mapping[str, Any], command: str, note: str, made: str = DISTILLED) -> str:
     """Write what a stranger needs to know about the weights.
 
     Args:
@@ -125,6 +182,7 @@ def model_card(title: str, facts: Mapping[str, Any], command: str, note: str) ->
         facts: sections' names to what they hold; dictionaries become lists.
         command: that made it.
         note: the author's own words, such as the terms of use; empty leaves a line that says they are missing.
+        made: how it came about, in a sentence.
 
     Returns:
         Markdown, with {use} still to be filled.
@@ -133,7 +191,7 @@ def model_card(title: str, facts: Mapping[str, Any], command: str, note: str) ->
         >>> print(model_card("tiny", {"teacher": "dinov2-small"}, "selectivit distill …", "CC0").splitlines()[0])
         # tiny
     """
-    lines = [f"# {title}", "", "Distilled from a frozen teacher's dense features by selectivit (measured here).", ""]
+    lines = [f"# {title}", "", made, ""]
     lines += ["## Use", "", "{use}", "", "## Command", "", "```", command, "```", ""]
     for name, held in facts.items():
         lines += [f"## {name}", ""]
@@ -145,7 +203,26 @@ def model_card(title: str, facts: Mapping[str, Any], command: str, note: str) ->
             lines.append(str(held))
         lines.append("")
     missing = "Not stated. Weights inherit terms from the teacher and the photos: state them with --card-note."
-    return "\n".join([*lines, "## Terms", "", note or missing, ""])
+    return "\n".join(lines) + TERMS + (note or missing) + "\n"
+
+
+def rewrite_terms(out: Path, note: str) -> None:
+    """Put another note at the end of the model cards of a run.
+
+    Args:
+        out: the run's folder, with the students "final" and "best".
+        note: the author's own words.
+
+    Raises:
+        WriteError: no space, no permission.
+        ValueError: a card that has lost its heading of the terms, so that the note has no place.
+    """
+    for path in (out / "final" / CARD, out / "best" / CARD):
+        if path.is_file():
+            before, heading, _ = path.read_text(encoding="utf-8").partition(TERMS)
+            if not heading:
+                raise ValueError(f"{path} has no heading '## Terms': write the note into it by hand")
+            write_atomic(path, (before + TERMS + note + "\n").encode())
 
 
 def _now(student: nn.Module) -> list[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Lightning's Trainer as a distillation needs it: quiet, resumed exactly, on whatever devices there are."""
+"""Lightning's Trainer as our trainings need it: quiet, resumed exactly, on whatever devices there are."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy
 
 from selectivit.train.checkpoints import WholeCheckpoints
-from selectivit.train.distillation import Distillation
 from selectivit.train.keeper import Keeper
 from selectivit.train.loader import StepLoader
+from selectivit.train.step_module import StepModule
 
 LIGHTNING_PRECISION = {"bf16": "bf16-mixed", "float32": "32-true"}
 
 
 def fit(
-    module: Distillation,
+    module: StepModule,
     loader: StepLoader,
     keeper: Keeper,
     out: Path,
@@ -50,7 +50,7 @@ def fit(
         trainer = L.Trainer(
             **options,
             precision=LIGHTNING_PRECISION[precision],  # pyright: ignore[reportArgumentType]
-            max_steps=module.schedule.steps,
+            max_steps=module.steps,
             accumulate_grad_batches=module.settings.accumulate,
             callbacks=[keeper],
             plugins=[WholeCheckpoints()],
@@ -85,7 +85,8 @@ def _devices(device: str) -> dict[str, Any]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hush what Lightning tells everyone: hints at its products, at workers, at summaries."""
-    loggers = [logging.getLogger(f"lightning.{part}") for part in ("pytorch", "fabric")]
+    # lightly imports Lightning under its other name, which then speaks for both.
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.WARNING)

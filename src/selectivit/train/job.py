@@ -14,6 +14,7 @@ from selectivit.data.photos import Photos, PhotoSource, PhotoSubset
 from selectivit.data.seeding import derived_seed, seeded
 from selectivit.data.training_images import centre_crops, epoch_order
 from selectivit.features import preprocessing
+from selectivit.models.create import BUILDERS
 from selectivit.models.weights import load_model
 from selectivit.swap.learn_scale import swapped_rules
 from selectivit.train.export import model_card
@@ -38,6 +39,7 @@ class Job:
     examples: list[Tensor]  # on which a swapped student's factors are described
     record: dict[str, Any]
     precision: str
+    may_be_trained: bool  # the student: no new one
     skipped: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -67,8 +69,9 @@ class Job:
             ValueError: no photo that can be read, unknown models, or models that do not fit each other.
         """
         training, held_out = split(photos, settings.holdout, settings.seed)
-        _check_readable(training)
+        check_readable(training)
         names = {"student": _called(student), "teacher": _called(teacher)}
+        may_be_trained = isinstance(student, nn.Module) or str(student) not in BUILDERS
         if not isinstance(teacher, nn.Module):
             teacher = load_model(teacher)
         if not isinstance(student, nn.Module):
@@ -85,7 +88,8 @@ class Job:
         examples = crops[:EXAMPLES] or centre_crops(training, range(len(training)), schedule.last_size, EXAMPLES)[0]
         precision = resolve_precision(settings.precision, running.device)
         record = _record(pair, names, photos, settings, arguments, precision)
-        return cls(pair, schedule, settings, training, crops, examples, record, precision, dict(skipped))
+        whole = (pair, schedule, settings, training, crops, examples, record, precision, may_be_trained)
+        return cls(*whole, dict(skipped))
 
 
 def _check_budgets(pair: Pair, settings: DistillSettings) -> None:
@@ -118,7 +122,7 @@ def split(photos: Photos, holdout: int, seed: int) -> tuple[PhotoSubset, PhotoSu
     return PhotoSubset(photos, sorted(order[count:])), PhotoSubset(photos, sorted(order[:count]))
 
 
-def _check_readable(photos: PhotoSource) -> None:
+def check_readable(photos: PhotoSource) -> None:
     """Find one photo that can be read: it is better said now than by a worker."""
     reason = ""
     for index in range(len(photos)):

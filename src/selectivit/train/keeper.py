@@ -14,9 +14,8 @@ from typing import Any
 import lightning.pytorch as L
 import torch.distributed as dist
 
-from selectivit.train.agreement import Agreement, means
 from selectivit.train.checkpoints import CHECKPOINT
-from selectivit.train.distillation import Distillation
+from selectivit.train.step_module import StepModule
 
 PATIENCE_S = 2.0
 """A second Ctrl-C after this long stops at once; torchrun passes the first one on twice."""
@@ -32,7 +31,8 @@ class StepReport:
         images_per_second: of all processes, over the last steps.
         steps_per_second: likewise.
         values: losses, learning rate, norm of the gradients of the last step.
-        validation: the last comparison with the teacher; empty before the first.
+        validation: the last comparison or test on photos kept out of training; empty before the first.
+        warnings: what has looked wrong so far.
     """
 
     step: int
@@ -41,6 +41,7 @@ class StepReport:
     steps_per_second: float
     values: dict[str, float]
     validation: dict[str, float]
+    warnings: tuple[str, ...] = ()
 
 
 class Keeper(L.Callback):
@@ -48,25 +49,30 @@ class Keeper(L.Callback):
 
     Args:
         out: the run's folder.
-        agreement: this process's held-out photos.
+        compare: called in all processes; what is found on photos kept out of training, empty where there are none.
+        best_by: which of these numbers says what is best, the larger the better.
         validate_every: steps between comparisons.
         checkpoint_every: steps between checkpoints.
-        save_best: called in the first process with the comparison when a student is the best yet.
+        compare_start: compare before the first step too: a student that knows something may only get worse.
+        save_best: called in the first process with the step and the numbers when a model is the best yet.
         tell: called in the first process after each step.
     """
 
     def __init__(
         self,
         out: Path,
-        agreement: Agreement,
+        compare: Callable[[L.Trainer], dict[str, float]],
+        best_by: str,
         validate_every: int,
         checkpoint_every: int,
+        compare_start: bool,
         save_best: Callable[[int, dict[str, float]], None],
         tell: Callable[[StepReport], None],
     ):
-        self.out, self.agreement = out, agreement
+        self.out, self.compare, self.best_by = out, compare, best_by
         self.validate_every, self.checkpoint_every = validate_every, checkpoint_every
-        self.save_best, self.tell = save_best, tell
+        self.compare_start, self.save_best, self.tell = compare_start, save_best, tell
+        self.saved = 0  # step of the last checkpoint
         self.validation: dict[str, float] = {}
         self.best: dict[str, float] = {}
         self.skipped: dict[str, str] = {}
@@ -83,12 +89,14 @@ class Keeper(L.Callback):
         self.validation, self.best, self.skipped = (state_dict[name] for name in ("validation", "best", "skipped"))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Listen for Ctrl-C and the system's request to end."""
-        self._seen = trainer.global_step
+        """Compare the student as it comes; listen for Ctrl-C and the system's request to end."""
+        self._seen = self.saved = trainer.global_step
+        if self.compare_start and trainer.global_step == 0:
+            self._validate(trainer)
         self._clock.start()
         if threading.current_thread() is not threading.main_thread():
             return
-        module = _distillation(pl_module)
+        module = _ours(pl_module)
         asked: list[float] = []
 
         def ask(number: int, _: FrameType | None) -> None:
@@ -113,16 +121,17 @@ class Keeper(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Compare, save, tell: in this order, once a step."""
-        step, module = trainer.global_step, _distillation(pl_module)
+        step, module = trainer.global_step, _ours(pl_module)
         if step == self._seen:  # a part of a step
             return
         self._seen = step
-        last = step == module.schedule.steps
+        last = step == module.steps
         if step % self.validate_every == 0 or last:
-            self._validate(trainer, module)
+            self._validate(trainer)
         if step % self.checkpoint_every == 0 or last or module.stopping:
             self._gather_skipped(module)
             trainer.save_checkpoint(self.out / CHECKPOINT)
+            self.saved = step
         trainer.should_stop = trainer.should_stop or module.stopping
         if trainer.is_global_zero:
             pace = self._clock.tick()
@@ -130,17 +139,12 @@ class Keeper(L.Callback):
             if trainer.logger is not None and (step % 10 == 0 or last):
                 logged = {f"train/{name}": value for name, value in module.latest.items()}
                 trainer.logger.log_metrics({**logged, "train/images_per_second": speed}, step)
-            self.tell(StepReport(step, module.schedule.steps, speed, pace, dict(module.latest), self.validation))
+            warnings = tuple(getattr(module, "warnings", ()))
+            self.tell(StepReport(step, module.steps, speed, pace, dict(module.latest), self.validation, warnings))
 
-    def _validate(self, trainer: L.Trainer, module: Distillation) -> None:
-        precision = trainer.precision_plugin.forward_context
-        sums = self.agreement.sums(module.pair, module.device, autocast=precision)
-        if trainer.world_size > 1:
-            shared = sums.to(module.device)
-            dist.all_reduce(shared)
-            sums = shared.cpu()
-        self.validation = means(sums)
-        better = self.validation and self.validation["patch_cosine"] > self.best.get("patch_cosine", -2.0)
+    def _validate(self, trainer: L.Trainer) -> None:
+        self.validation = self.compare(trainer)
+        better = self.validation and self.validation[self.best_by] > self.best.get(self.best_by, -2.0)
         if better:
             self.best = {**self.validation, "step": trainer.global_step}
         if trainer.is_global_zero and self.validation:
@@ -150,7 +154,7 @@ class Keeper(L.Callback):
             if better:
                 self.save_best(trainer.global_step, self.best)
 
-    def _gather_skipped(self, module: Distillation) -> None:
+    def _gather_skipped(self, module: StepModule) -> None:
         parts: list[Any] = [module.skipped]
         if dist.is_available() and dist.is_initialized():
             parts = [None] * dist.get_world_size()
@@ -177,8 +181,8 @@ class _Clock:
         return 1 / max(self.seconds, 1e-9)
 
 
-def _distillation(module: L.LightningModule) -> Distillation:
-    assert isinstance(module, Distillation)
+def _ours(module: L.LightningModule) -> StepModule:
+    assert isinstance(module, StepModule)
     return module
 
 

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 
-from selectivit.data.training_images import Sample, TrainingImages, collate
-from selectivit.train.schedule import Schedule
+from selectivit.data.training_images import Sample, collate
+
+
+class Steps(Protocol):
+    """A schedule, as far as samples depend on it."""
+
+    @property
+    def steps(self) -> int:
+        """How many steps there are in all."""
+        ...
+
+    def size(self, step: int, seed: int) -> int:
+        """The side of a step's crops, pixels."""
+        ...
 
 
 class StepBatches(Sampler[list[Sample]]):
@@ -39,7 +51,7 @@ class StepBatches(Sampler[list[Sample]]):
     """
 
     def __init__(
-        self, schedule: Schedule, batch_size: int, accumulate: int, rank: int, world_size: int, seed: int, start: int
+        self, schedule: Steps, batch_size: int, accumulate: int, rank: int, world_size: int, seed: int, start: int
     ):
         if batch_size % (accumulate * world_size):
             raise ValueError(
@@ -80,7 +92,13 @@ class StepLoader(DataLoader[Any]):
         """No warning: who names more workers than cores means it."""
 
 
-def make_loader(images: TrainingImages, batches: StepBatches, workers: int | None, pin: bool) -> StepLoader:
+def make_loader(
+    images: Dataset[Any],
+    batches: StepBatches,
+    workers: int | None,
+    pin: bool,
+    collate: Callable[[list[Any]], Any] = collate,
+) -> StepLoader:
     """The loader of one process.
 
     Args:
@@ -88,6 +106,7 @@ def make_loader(images: TrainingImages, batches: StepBatches, workers: int | Non
         batches: which of them, step by step.
         workers: processes that read and augment; None is one a core that is left, at most 8.
         pin: put batches into memory that a card can fetch from.
+        collate: from samples to a batch.
 
     Returns:
         The loader.
@@ -99,7 +118,7 @@ def make_loader(images: TrainingImages, batches: StepBatches, workers: int | Non
         batch_sampler=batches,
         num_workers=count,
         collate_fn=collate,
-        worker_init_fn=_quiet_worker,
+        worker_init_fn=quiet_worker,
         pin_memory=pin,
         **options,
     )
@@ -112,7 +131,7 @@ def spare_cores() -> int:
     return max(1, min(8, allowed // ranks - 1))
 
 
-def _quiet_worker(_: int) -> None:
+def quiet_worker(_: int) -> None:
     """Ctrl-C reaches the whole group of processes; the main one finishes its step and needs its workers for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)

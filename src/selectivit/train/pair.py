@@ -61,6 +61,7 @@ class Pair(nn.Module):
                     f"{grids[1]}: take models of the same patch size, or allow grid='interpolate'"
                 )
         widths = width_of(student), width_of(teacher)
+        self.width = widths[1]
         self.head = nn.Identity() if widths[0] == widths[1] else nn.Linear(widths[0], widths[1])
         if isinstance(self.head, nn.Linear):
             nn.init.trunc_normal_(self.head.weight, std=0.02)
@@ -112,9 +113,12 @@ class Pair(nn.Module):
             tokens = dense_tokens(self.student, normalise(images, expected.mean, expected.std), num_cores)
         return project(tokens, self.head)
 
-    def both(self, images: Tensor, num_cores: int | None = None) -> tuple[DenseTokens, DenseTokens]:
-        """Student's and teacher's tokens of the same images, on the student's grid."""
-        teacher, student = self.teach(images), self.study(images, num_cores)
+    def both(
+        self, images: Tensor, num_cores: int | None = None, taught: DenseTokens | None = None
+    ) -> tuple[DenseTokens, DenseTokens]:
+        """Student's and teacher's tokens of the same images, on the student's grid; `taught` are known ones."""
+        teacher = self.teach(images) if taught is None else taught
+        student = self.study(images, num_cores)
         return student, to_grid(teacher, student.grid, self.grid)
 
     @contextmanager

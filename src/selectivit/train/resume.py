@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from selectivit.data.writing import write_json
+from selectivit.data.writing import WriteError, write_json
 from selectivit.train.checkpoints import CHECKPOINT
 
-RUN = "run.json"
+RUN, SKIPPED = "run.json", "skipped.json"
 
 
 def claim_folder(out: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -79,10 +80,39 @@ def write_run(out: Path, settings: Mapping[str, Any], state: str, result: Mappin
     Args:
         out: the run's folder.
         settings: all that decides the result.
-        state: "running" or "done".
+        state: "running", "stopped" or "done"; a run that was killed is still "running".
         result: what came out so far.
 
     Raises:
         WriteError: the folder cannot be written.
     """
     write_json(out / RUN, {"state": state, "settings": dict(settings), "result": dict(result)})
+
+
+def note_stop(out: Path, settings: Mapping[str, Any], step: int, error: BaseException) -> None:
+    """Write into run.json that a run stopped, and why.
+
+    Args:
+        out: the run's folder.
+        settings: as for `write_run`.
+        step: of the last checkpoint.
+        error: what stopped it.
+    """
+    reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+    with suppress(WriteError):  # a full disk is told by the error itself
+        write_run(out, settings, "stopped", {"step": step, "reason": reason})
+
+
+def write_skipped(out: Path, skipped: Mapping[str, str]) -> None:
+    """Write skipped.json, where anything was skipped.
+
+    Args:
+        out: the run's folder.
+        skipped: names to reasons.
+
+    Raises:
+        WriteError: the folder cannot be written.
+    """
+    if skipped:
+        listed = [{"source": name, "reason": reason} for name, reason in sorted(skipped.items())]
+        write_json(out / SKIPPED, {"count": len(listed), "skipped": listed})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from selectivit.train.budget import BudgetDraw
@@ -30,6 +31,8 @@ class DistillSettings:
         budgets: how the budget of a core-periphery student is drawn; None is the paper's draw.
         grid: "refuse" or "interpolate" a teacher's grid that differs from the student's.
         augment: flips, and TrivialAugmentWide; crops are random anyway.
+        views: crops of each photo, which come again in turns, so that the teacher's tokens of them are computed once
+            and kept on the disk; None draws a new crop each time.
         learn_scale: train the factors of a swapped student, one a head.
         precision: "bf16", "float32", or "auto": bf16 where the device computes in it.
         holdout: photos kept out of training, on which the student is compared with the teacher; at most a fifth.
@@ -55,6 +58,7 @@ class DistillSettings:
     budgets: BudgetDraw | None = None
     grid: str = "refuse"
     augment: bool = True
+    views: int | None = None
     learn_scale: bool = False
     precision: str = "auto"
     holdout: int = 64
@@ -69,8 +73,8 @@ class DistillSettings:
             if getattr(self, name) not in names:
                 raise ValueError(f"expected {name} to be one of {', '.join(names)}, got {getattr(self, name)!r}")
         least = {"batch_size": 1, "accumulate": 1, "holdout": 0, "validate_every": 1}
-        for name, low in {**least, **({} if self.steps is None else {"steps": 1})}.items():
-            if getattr(self, name) < low:
+        for name, low in {**least, "steps": 1, "views": 1}.items():
+            if getattr(self, name) is not None and getattr(self, name) < low:
                 raise ValueError(f"expected {name} of at least {low}, got {getattr(self, name)}")
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise ValueError(f"expected a learning rate above 0, got {self.lr}")
@@ -96,6 +100,8 @@ class Running:
         device: where to compute: "cpu", "cuda" or "cuda:1"; under torchrun each process takes its own card.
         workers: processes that read photos, for each training process; None is one a core that is left, at most 8.
         checkpoint_every: steps between checkpoints.
+        teacher_cache: folder for the teacher's tokens where `DistillSettings.views` is given; runs may share it. None
+            is a folder beside the run's checkpoints.
 
     Raises:
         ValueError: a number that is too small.
@@ -104,6 +110,7 @@ class Running:
     device: str = "cpu"
     workers: int | None = None
     checkpoint_every: int = 200
+    teacher_cache: Path | None = None
 
     def __post_init__(self) -> None:
         if self.checkpoint_every < 1 or (self.workers is not None and self.workers < 0):

@@ -20,8 +20,8 @@ def build_student(
     """Make a student.
 
     Args:
-        name: of a core-periphery model ("veca_tiny_patch14"), made new with its outputs in the teacher's width; else
-            anything that `load_model` takes, with its weights.
+        name: of a model that `create_model` knows, made new: a core-periphery one ("veca_tiny_patch14") with its
+            outputs in the teacher's width; else anything that `load_model` takes, with its weights.
         teacher: whose width the outputs get.
         seed: of the new weights.
         arguments: of `create_model`, such as num_cores.
@@ -34,10 +34,11 @@ def build_student(
     """
     given = dict(arguments or {})
     if str(name) in BUILDERS:
-        given.setdefault("out_dim", width_of(teacher))
+        if str(name).startswith("veca"):
+            given.setdefault("out_dim", width_of(teacher))
         with seeded(derived_seed(seed, "weights")):
             return create_model(str(name), **given).train()
-    if str(name).startswith("veca") and not os.path.isdir(name):
+    if str(name).startswith("veca_") and not os.path.isdir(name):
         raise ValueError(f"unknown core-periphery model {str(name)!r}: expected one of {', '.join(BUILDERS)}")
     if given:
         raise ValueError(f"{name} is loaded with its weights: arguments ({', '.join(given)}) are for new models alone")

@@ -83,7 +83,7 @@ def draw_attention(axes: Axes, photo: Tensor, weights: Tensor, norm: LogNorm, *,
 
     height, width = photo.shape[:2]
     extent = (0, width, height, 0)
-    axes.imshow(_pale(photo).numpy(), cmap="gray", vmin=0, vmax=1, extent=extent)
+    axes.imshow(pale(photo).numpy(), cmap="gray", vmin=0, vmax=1, extent=extent)
     values = weights.detach().float().cpu().numpy()
     heat = axes.imshow(
         np.ma.masked_equal(values, 0.0),
@@ -97,7 +97,18 @@ def draw_attention(axes: Axes, photo: Tensor, weights: Tensor, norm: LogNorm, *,
     return heat
 
 
-def _pale(photo: Tensor) -> Tensor:
-    """Turn a photo (H, W, 3) into light greys (H, W), so that no part of it looks like a colour of the map."""
+def pale(photo: Tensor) -> Tensor:
+    """Turn a photo into light greys, so that no part of it looks like a colour of what is drawn over it.
+
+    Args:
+        photo: (H, W, 3), float in 0..1.
+
+    Returns:
+        (H, W), 0.45..0.95.
+
+    Example:
+        >>> pale(torch.zeros(1, 1, 3)).item() > 0.4
+        True
+    """
     grey = photo @ torch.tensor([0.299, 0.587, 0.114], dtype=photo.dtype)
     return 0.45 + 0.5 * grey

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from selectivit.vis.attention import COLOUR_MAP, draw_attention, weight_scale
 from selectivit.vis.curves import draw_curves
+from selectivit.vis.panels import shorten
 from selectivit.vis.pca import pca_maps
 from selectivit.vis.statistics import AttentionStatistics
 
@@ -95,7 +96,7 @@ def compare_figure(
     text.set_in_layout(False)  # it may reach under the second column
     draw_curves(lower, {v.title: v.statistics for v in variants})
     if title:
-        upper.suptitle(_shorten(title), fontsize=13, parse_math=False)  # a file's name may hold $
+        upper.suptitle(shorten(title), fontsize=13, parse_math=False)  # a file's name may hold $
     return figure
 
 
@@ -166,8 +167,3 @@ def _mark(axes: Axes, photo: Tensor, grid: Grid, patch: Grid) -> None:
     corner = (patch[1] * wide, patch[0] * high)
     for colour, line in (("white", 3.5), (MARK, 1.8)):
         axes.add_patch(Rectangle(corner, wide, high, fill=False, edgecolor=colour, linewidth=line))
-
-
-def _shorten(text: str, length: int = 110) -> str:
-    """Keep both ends of a text that is wider than the picture."""
-    return text if len(text) <= length else f"{text[: length // 2]} … {text[-length // 2 :]}"

@@ -74,6 +74,23 @@ def attention_statistics(
     return AttentionStatistics(k.shape[2], support, entropy, effective)
 
 
+def weight_statistics(weights: Tensor) -> AttentionStatistics:
+    """Measure attention whose weights are at hand.
+
+    Args:
+        weights: (B, H, n, M), >= 0; rows are scaled to sum to 1 for the entropy.
+
+    Returns:
+        The statistics, a value a head, averaged over batch and queries, float64.
+
+    Example:
+        >>> weight_statistics(torch.tensor([[[[0.5, 0.5, 0.0, 0.0]]]])).support_share.tolist()
+        [0.5]
+    """
+    support, entropy, effective = _row_sums(weights).cpu() / (weights.shape[0] * weights.shape[2])
+    return AttentionStatistics(weights.shape[-1], support, entropy, effective)
+
+
 def _row_sums(weights: Tensor) -> Tensor:
     """Sum support size, entropy and effective tokens of weights (B, H, n, M) over batch and queries: (3, H)."""
     support = weights.count_nonzero(dim=-1).double()  # (B, H, n)

@@ -1,0 +1,1 @@
+"""The kinds of `selectivit probe`, one file each."""
