@@ -1,9 +1,10 @@
 """Is α chosen by the image as good as softmax where attention is sharp, and as entmax where it is diffuse?
 
-    python benchmarks/auto_alpha.py
+    python benchmarks/auto_alpha.py MODEL_FOLDER
 
-Held-out scenes, our own small CLIP, mean IoU with the last block under each score source; attention is made sharper by
-a temperature, as larger or longer trained models have it. Written to benchmarks/results/auto_alpha.json.
+Held-out scenes, a small CLIP trained on such scenes, mean IoU with the last block under each score source; attention is
+made sharper by a temperature, as larger or longer trained models have it. Written to
+benchmarks/results/auto_alpha.json.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def diffuseness(last: Last, preset: Preset) -> list[float]:
 def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
-    last = Last(load_clip("scenes"), [scene(SEED, i) for i in range(options.scenes)])
+    last = Last(load_clip(options.model), [scene(SEED, i) for i in range(options.scenes)])
     content = {"scenes": options.scenes, "seed": SEED, "machine": machine(), "rows": []}
     cases = [(kept, source, t) for kept in (True, False) for source in SOURCES for t in TEMPERATURES]
     for kept, source, temperature in track(cases, "cases"):
@@ -69,6 +70,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="folder of a CLIP that examples/scenes/train_clip.py trained")
     parser.add_argument("--scenes", type=int, default=100, help="how many held-out scenes")
     parser.add_argument("--threads", type=int, default=2)
     default = Path(__file__).parent / "results" / "auto_alpha.json"

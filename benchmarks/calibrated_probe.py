@@ -63,8 +63,8 @@ def measured_support(model: nn.Module, images: Tensor) -> float:
 
 def soft_labels(masks: list[Tensor], classes: int, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Per patch, the share of its pixels in each class, and the share that counts (is not void)."""
-    one_hot = torch.stack([F.one_hot(m.clamp_max(classes), classes + 1)[..., :classes].permute(2, 0, 1) for m in masks])
-    shares = F.adaptive_avg_pool2d(one_hot.float(), grid)  # (B, K, h, w)
+    one_hot = (F.one_hot(m.clamp_max(classes), classes + 1)[..., :classes].permute(2, 0, 1) for m in masks)
+    shares = torch.stack([F.adaptive_avg_pool2d(each.float(), grid) for each in one_hot])  # (B, K, h, w)
     return shares, shares.sum(1)
 
 
@@ -107,22 +107,30 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=11, help="indices from here on are void")
     parser.add_argument("--photos", type=int, default=12, help="photos to calibrate on, spread over the training split")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--adapted", type=Path, help="folder of the model adapted to entmax by `selectivit distill`")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--adapted", type=Path, help="what sparse_student.py wrote: scored in place of the bounds")
     parser.add_argument("--bounds", type=float, nargs="*", default=(0.24, 0.15))
     args = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(args.threads)
     train, train_masks = read_split(args.root, "train", tuple(args.size))
     val, val_masks = read_split(args.root, "val", tuple(args.size))
     model = sv.load_model(args.model)
+    swaps: dict[str, dict | None] = {"softmax": None}
     fit = train[torch.linspace(0, len(train) - 1, args.photos).long()]
     fit_started = time.perf_counter()
-    free = sv.calibrate_swap(model, fit)
-    fit_seconds = time.perf_counter() - fit_started
-    swaps: dict[str, dict | None] = {"softmax": None}
-    for bound in args.bounds:
-        name = f"entmax-1.5, calibrated, support <= {bound:g}"
-        swaps[name] = {"scale": sv.calibrate_swap(model, fit, max_support=bound)}
-    swaps |= {"entmax-1.5, calibrated": {"scale": free}, "entmax-1.5": {}}
+    if args.adapted is None:
+        free = sv.calibrate_swap(model, fit)
+        fit_seconds = time.perf_counter() - fit_started
+        for bound in args.bounds:
+            name = f"entmax-1.5, calibrated, support <= {bound:g}"
+            swaps[name] = {"scale": sv.calibrate_swap(model, fit, max_support=bound)}
+        swaps |= {"entmax-1.5, calibrated": {"scale": free}, "entmax-1.5": {}}
+    else:
+        fit_seconds = 0.0
+        swaps["entmax-1.5, calibrated, then adapted"] = {
+            "scale": sv.Calibration.load(args.adapted / "final/calibration")
+        }
+        swaps["entmax-1.5, calibrated"] = {"scale": sv.Calibration.load(args.adapted / "start")}
     rows: list[dict] = []
     record = {
         "question": "mIoU of a linear probe on frozen features, softmax against untrained entmax in every layer",
@@ -133,11 +141,9 @@ def main() -> None:
         "seconds_to_calibrate": round(fit_seconds, 1),
         "machine": machine(),
     }
-    if args.adapted is not None:
-        swaps["entmax-1.5, adapted"] = {"scale": sv.Calibration.load(args.adapted / "calibration")}
+    untouched = model
     for name, settings in swaps.items():
-        if name == "entmax-1.5, adapted":
-            model = sv.load_model(args.adapted)
+        model = sv.load_model(args.adapted / "final") if name.endswith("adapted") else untouched
         swap = None if settings is None else sv.swap_attention(model, "entmax", 1.5, layers=None, **settings)
         maps, support = (extract(model, train), extract(model, val)), measured_support(model, val[::25])
         if swap is not None:

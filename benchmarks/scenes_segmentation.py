@@ -1,6 +1,6 @@
-"""Does entmax segment rendered scenes better than softmax, per score source and preset? On our own small CLIP.
+"""Does entmax segment rendered scenes better than softmax, per score source and preset? With a CLIP trained on them.
 
-    python benchmarks/scenes_segmentation.py
+    python benchmarks/scenes_segmentation.py MODEL_FOLDER
 
 Held-out scenes, mean IoU over the 18 classes at the scenes' own size. Every preset as it is published, through
 `OpenVocabularySegmenter`; and softmax against entmax per score source at 448 px, with the last block's residual and FFN
@@ -96,7 +96,7 @@ class Last:
 def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
-    clip, scenes = load_clip("scenes"), [scene(SEED, i) for i in range(options.scenes)]
+    clip, scenes = load_clip(options.model), [scene(SEED, i) for i in range(options.scenes)]
     content = {"scenes": len(scenes), "seed": SEED, "machine": machine(), "presets": {}, "sources": {}}
     for name, preset in track(PRESETS.items(), "presets"):
         content["presets"][name] = _end_to_end(clip, scenes, preset)
@@ -127,6 +127,7 @@ def _end_to_end(clip, scenes: list[Scene], preset: Preset) -> dict[str, float]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="folder of a CLIP that examples/scenes/train_clip.py trained")
     parser.add_argument("--scenes", type=int, default=300, help="how many held-out scenes")
     parser.add_argument("--threads", type=int, default=2)
     default = Path(__file__).parent / "results" / "scenes_segmentation.json"

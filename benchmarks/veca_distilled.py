@@ -81,15 +81,17 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=11)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", choices=("times", "quality"))
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(args.threads)
     teacher = sv.load_model(args.teacher)
     veca, dense = sv.load_model(args.veca), load_dense(args.dense)
     pairs = {"veca": load_pair(veca, args.veca, teacher), "dense": load_pair(dense, args.dense, teacher)}
-    candidates: dict[str, tuple[nn.Module, dict[str, int]]] = {"teacher": (teacher, {}), "dense": (dense, {})}
-    candidates |= {f"veca, {cores} cores": (veca, {"num_cores": cores}) for cores in BUDGETS}
+    candidates: dict[str, tuple[nn.Module, dict[str, int]]] = {"dense": (dense, {})}
+    candidates |= {f"veca, {cores} cores": (veca, {"num_cores": cores}) for cores in reversed(BUDGETS)}
+    candidates["teacher"] = teacher, {}
 
     record: dict[str, Any] = {
         "question": "what a distilled VECA keeps of a dense student and of its teacher, by budget",

@@ -5,6 +5,7 @@ Hosts (timm, open_clip, transformers) are imported when a model of theirs is use
 """
 
 from selectivit.data.load import load_image
+from selectivit.export.files import export_features
 from selectivit.features import Features, features, preprocessing
 from selectivit.models.create import create_model
 from selectivit.models.weights import list_models, load_model
@@ -35,6 +36,7 @@ __all__ = [
     "entmax15",
     "entmax_attention",
     "entmax_loss",
+    "export_features",
     "features",
     "list_models",
     "load_image",

@@ -237,8 +237,8 @@ def _as_batch(images: Any, tower: nn.Module, patch: int) -> Tensor:
     if images.ndim not in (3, 4) or images.shape[-3] != 3 or 0 in images.shape:
         raise ValueError(f"expected images of shape (B, 3, H, W) or (3, H, W), got {tuple(images.shape)}")
     images = images if images.ndim == 4 else images[None]
-    height, width = (max(1, round(side / patch)) * patch for side in images.shape[-2:])
-    if (height, width) != tuple(images.shape[-2:]):
+    if any(side % patch for side in images.shape[-2:]):
+        height, width = (max(1, round(side / patch)) * patch for side in images.shape[-2:])
         images = F.interpolate(images, size=(height, width), mode="bilinear", antialias=True, align_corners=False)
     parameter = next(tower.parameters())
     return images if torch.is_autocast_enabled(images.device.type) else images.to(parameter.dtype)

@@ -29,6 +29,7 @@ SURFACE = {
     "entmax15",
     "entmax_attention",
     "entmax_loss",
+    "export_features",
     "features",
     "list_models",
     "load_image",

@@ -9,7 +9,6 @@ from selectivit.models.names import EMBEDDED, ENTRIES, FORMS, parse_name
     ("name", "expected"),
     [
         ("dinov2-small", ("dinov2-small", "dinov2-small")),
-        ("scenes", ("folder", str(EMBEDDED["scenes"]))),
         ("vit_base_patch16_224.augreg_in21k", ("timm", "vit_base_patch16_224.augreg_in21k")),
         ("timm:vit_tiny_patch16_224", ("timm", "vit_tiny_patch16_224")),
         ("timm/vit_tiny_patch16_224.augreg_in21k", ("timm", "hf-hub:timm/vit_tiny_patch16_224.augreg_in21k")),
@@ -81,4 +80,4 @@ def test_open_clip_and_transformers_know_their_names():
     import open_clip
 
     known = {f"open_clip:{model}/{tag}" for model, tag in open_clip.list_pretrained()}
-    assert {entry.name for entry in ENTRIES if entry.source == "open_clip"} - set(EMBEDDED) <= known
+    assert {entry.name for entry in ENTRIES if entry.source == "open_clip"} <= known

@@ -16,6 +16,7 @@ from selectivit.cli import (
     diagnose,
     distill,
     doctor,
+    export,
     features,
     models,
     pretrain,
@@ -45,6 +46,7 @@ COMMANDS = {
     "budget": budget,
     "cores": cores,
     "umap": umap,
+    "export": export,
 }
 """Name -> module with HELP, add_arguments(parser) and run(options) -> exit status."""
 

@@ -59,13 +59,14 @@ class CoreBank(nn.Module):
             ValueError: a budget outside the bank.
             TypeError: a budget that is no whole number.
         """
-        try:
-            num_cores = operator.index(num_cores)
-        except TypeError:
-            raise TypeError(f"expected a whole number of cores as the budget, got {num_cores!r}") from None
+        if not isinstance(num_cores, torch.SymInt):  # an input of what is exported stays one
+            try:
+                num_cores = operator.index(num_cores)
+            except TypeError:
+                raise TypeError(f"expected a whole number of cores as the budget, got {num_cores!r}") from None
         if not 1 <= num_cores <= self.num_cores:
             raise ValueError(f"expected a budget of 1 to {self.num_cores} cores, got num_cores={num_cores}")
-        chunks = -(-num_cores // CHUNK)
+        chunks = -(-num_cores // CHUNK) if isinstance(num_cores, int) else len(self.token_chunks)
         tokens, coords = list(self.token_chunks)[:chunks], list(self.coord_chunks)[:chunks]
         return torch.cat(tokens)[:num_cores], torch.cat(coords)[:num_cores]
 

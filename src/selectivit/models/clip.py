@@ -27,7 +27,8 @@ def load_clip(
 
     Args:
         name: an open_clip model and tag ("ViT-B-16/openai", also "open_clip:ViT-B-16/openai"), a transformers id
-            ("openai/clip-vit-base-patch16"), a local folder of either, or "scenes", the small one in the package.
+            ("openai/clip-vit-base-patch16"), or a local folder written by either; one of open_clip may hold
+            `bpe_merges.txt.gz`, the byte pairs of a vocabulary of its own.
         cache_dir: folder for fetched weights; None leaves it to each library's own setting.
         device: where the model is put.
 

@@ -155,7 +155,7 @@ class Veca(nn.Module):
         core_tokens, rho = self.bank(self.config.num_cores if num_cores is None else num_cores)
         tokens, grid = self._embed(images, core_tokens)
         rho = rho.to(torch.promote_types(rho.dtype, torch.float32))
-        head_dim, count = self.config.dim // self.config.num_heads, len(core_tokens)
+        head_dim, count = self.config.dim // self.config.num_heads, core_tokens.shape[0]
         patch_turns = self._patch_rotations(grid, rho)
         coords, found = [], {}
         for layer in range(depth):

@@ -12,6 +12,7 @@ from torch import Tensor
 from .attention_autograd import attend_in_tiles
 from .entmax import check_alpha
 from .entmax_autograd import working_dtype
+from .graph import attention_graph
 
 
 def entmax_attention(
@@ -68,6 +69,9 @@ def entmax_attention(
         s, s_rows = float(q.shape[-1]) ** -0.5 if scale is None else _number(scale, "scale"), None
     if attn_mask is not None:
         attn_mask = attn_mask.expand(*lead, q.shape[-2], k.shape[-2])
+    if torch.compiler.is_exporting():  # what is exported has to run where this package is not
+        with without_autocast(q):
+            return attention_graph(q, k, v, attn_mask, a if a_rows is None else a_rows, s if s_rows is None else s_rows)
     with without_autocast(q):
         return attend_in_tiles(q, k, v, attn_mask, a_rows, s_rows, a, s)
 

@@ -37,7 +37,8 @@ def tap(block: nn.Module, run: Callable[[], Any]) -> Tensor:
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
         if threading.get_ident() == owner:
             caught.append(output[0] if isinstance(output, tuple) else output)
-            raise reached
+            if not torch.compiler.is_exporting():  # whose tracer takes no forward that ends early
+                raise reached
 
     handle = block.register_forward_hook(hook)
     try:
@@ -46,9 +47,10 @@ def tap(block: nn.Module, run: Callable[[], Any]) -> Tensor:
     except _ReachedError as error:
         if error is not reached:
             raise
-        return caught[0]
     finally:
         handle.remove()
+    if caught:
+        return caught[0]
     raise RuntimeError(f"the model's forward never reached {type(block).__name__}")
 
 
@@ -88,7 +90,7 @@ def eager() -> Iterator[None]:
 
     torch's stance is one for all threads: the first holder takes it, the last gives it back.
     """
-    if "torch._dynamo" not in sys.modules:
+    if "torch._dynamo" not in sys.modules or torch.compiler.is_exporting():  # a loop in the graph is compiled
         yield
         return
     with _LOCK:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from timm.layers.attention import Attention, AttentionRope
 from timm.layers.patch_embed import PatchEmbed
-from timm.layers.pos_embed_sincos import apply_rot_embed_cat
+from timm.layers.pos_embed_sincos import RotaryEmbeddingDinoV3, apply_rot_embed_cat
 from timm.models.eva import Eva, EvaAttention, EvaBlock, EvaBlockPostNorm
 from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
 from torch import Tensor, nn
@@ -152,6 +152,8 @@ def tokens(tower: Any, images: Tensor, layer: int, norm: bool) -> Tokens:
     _check_family(tower)
     patch_h, patch_w = tower.patch_embed.patch_size
     grid = (images.shape[-2] // patch_h, images.shape[-1] // patch_w)
+    if torch.compiler.is_exporting():
+        tower = _free_rotations(tower)
     model = tower if tower.dynamic_img_size or grid == tuple(tower.patch_embed.grid_size) else _any_size(tower, grid)
     out = tap(pick_block(list(tower.blocks), layer), lambda: model.forward_features(images))
     has_cls = getattr(tower, "cls_token", None) is not None
@@ -250,4 +252,21 @@ def _any_size(tower: Any, grid: tuple[int, int]) -> Any:
         rope.__dict__["_buffers"] = {name: None if b is None else b.clone() for name, b in rope._buffers.items()}
         rope.update_feat_shape(list(grid))  # embeddings cached for one grid would ignore the new one
         model._modules["rope"] = rope
+    return model
+
+
+def _free_rotations(tower: Any) -> Any:
+    """The same model for a tracer: timm counts DINOv3's grid in Python's floats, which would fix its sides."""
+    rope = getattr(tower, "rope", None)
+    if type(rope) is not RotaryEmbeddingDinoV3 or (rope.normalize_coords, rope.grid_indexing) != ("separate", "ij"):
+        return tower
+    model, rope = shadow(tower), shadow(rope)
+
+    def create(sides: tuple[int, int], no_aug: bool = False) -> Tensor:
+        steps = [(torch.arange(side) + (0.5 + rope.grid_offset)) / side for side in sides]
+        grid = torch.stack(torch.meshgrid(steps, indexing="ij"), dim=-1)  # (h, w, 2)
+        return torch.cat(rope._get_pos_embed_from_coords((2 * grid - 1).flatten(0, 1)), dim=-1)
+
+    rope._create_embed = create
+    model._modules["rope"] = rope
     return model

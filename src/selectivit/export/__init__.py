@@ -1,0 +1,1 @@
+"""Models as files that run without this package: torch.export and ONNX."""
