@@ -1,8 +1,8 @@
 """A small vocabulary for open_clip's own tokenizer: the merges of CLIP's byte pairs that the known words need.
 
 CLIP's 49 408 tokens would take more room than the rest of a small model. `SimpleTokenizer` reads any list of merges; of
-CLIP's own list those are kept, in their order, that lead to whole tokens for the words of the scenes' captions and of
-the prompt templates. Any other text is spelt in shorter pieces.
+CLIP's own list those are kept, in their order, that spell the words of the scenes' captions and of the prompt templates
+as CLIP does: in one token each, but for a few ("checkered" has two). Any other text is spelt in shorter pieces.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MORE = "small large big tiny object thing background picture scene image shape c
 
 
 def known_words() -> list[str]:
-    """Words that get tokens of their own."""
+    """Words that are spelt as CLIP spells them."""
     texts = [*SHAPES, *BACKGROUNDS, *FULL, *PLACES, *SHORT, *find_templates("imagenet80"), MORE, "there is the an and"]
     texts += [word for words in ATTRIBUTES.values() for word in words]
     texts += [f"{word}s" for word in SHAPES]

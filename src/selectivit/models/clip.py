@@ -14,6 +14,8 @@ from selectivit.models.hub import use_hub
 from selectivit.models.names import parse_name
 from selectivit.models.weights import load_model
 
+MERGES = "bpe_merges.txt.gz"  # beside the weights: the byte pairs of a smaller vocabulary for open_clip's own tokenizer
+
 
 def load_clip(
     name: str | os.PathLike[str],
@@ -25,7 +27,8 @@ def load_clip(
 
     Args:
         name: an open_clip model and tag ("ViT-B-16/openai", also "open_clip:ViT-B-16/openai"), a transformers id
-            ("openai/clip-vit-base-patch16"), or a local folder written by either.
+            ("openai/clip-vit-base-patch16"), or a local folder written by either; one of open_clip may hold
+            `bpe_merges.txt.gz`, the byte pairs of a vocabulary of its own.
         cache_dir: folder for fetched weights; None leaves it to each library's own setting.
         device: where the model is put.
 
@@ -80,7 +83,9 @@ def _tokenizer(source: str, rest: str, cache_dir: str | None) -> Any:
         import open_clip
 
         if source == "folder":
-            return open_clip.get_tokenizer(f"local-dir:{folder}")
+            merges = folder / MERGES
+            own = {"bpe_path": str(merges)} if merges.is_file() else {}
+            return open_clip.get_tokenizer(f"local-dir:{folder}", **own)
         has_schema = rest.startswith(("hf-hub:", "local-dir:"))
         return open_clip.get_tokenizer(rest if has_schema else rest.partition("/")[0], cache_dir=cache_dir)
     import transformers
