@@ -51,7 +51,9 @@ def _tinted(rng: np.random.Generator, color: tuple[float, float, float], light: 
 
 def _sky(rng: np.random.Generator, h: int, w: int) -> Array:
     down = np.linspace(0, 1, h, dtype=np.float32)[:, None, None]
-    blue = _tinted(rng, (0.3, 0.58, 0.95), np.ones((h, w), np.float32)) + down * np.float32([0.35, 0.25, 0.04])
+    blue = _tinted(rng, (0.3, 0.58, 0.95), np.ones((h, w), np.float32)) + down * np.array(
+        [0.35, 0.25, 0.04], np.float32
+    )
     cloud = 0.65 * smooth_noise(rng, h, w, 60, 30) + 0.35 * smooth_noise(rng, h, w, 18, 10)
     cover = np.clip((cloud - rng.uniform(0.45, 0.6)) * 5, 0, 0.95)[..., None]
     return blue + cover * (0.97 - blue)
@@ -95,7 +97,7 @@ def _sand(rng: np.random.Generator, h: int, w: int) -> Array:
 
 def _snow(rng: np.random.Generator, h: int, w: int) -> Array:
     shade = np.clip(1.5 * smooth_noise(rng, h, w, 50, 22) - 0.3, 0, 1)[..., None]
-    snow = 0.97 - shade * np.float32([0.26, 0.18, 0.06])
+    snow = 0.97 - shade * np.array([0.26, 0.18, 0.06], np.float32)
     return snow + 0.12 * (rng.random((h, w, 1), np.float32) > 0.985)
 
 

@@ -167,6 +167,6 @@ def _drop_unused(program: torch.export.ExportedProgram) -> None:
             kept.append(spec)
             continue
         graph.erase_node(node)
-        program.state_dict.pop(spec.target, None)
+        program.state_dict.pop(str(spec.target), None)
     signature.input_specs[:] = kept
     program.graph_module.recompile()

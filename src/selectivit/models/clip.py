@@ -84,7 +84,7 @@ def _tokenizer(source: str, rest: str, cache_dir: str | None) -> Any:
 
         if source == "folder":
             merges = folder / MERGES
-            own = {"bpe_path": str(merges)} if merges.is_file() else {}
+            own: dict[str, Any] = {"bpe_path": str(merges)} if merges.is_file() else {}
             return open_clip.get_tokenizer(f"local-dir:{folder}", **own)
         has_schema = rest.startswith(("hf-hub:", "local-dir:"))
         return open_clip.get_tokenizer(rest if has_schema else rest.partition("/")[0], cache_dir=cache_dir)

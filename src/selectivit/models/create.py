@@ -99,7 +99,7 @@ KINDS: dict[str, Callable[[], Any]] = {"veca": lambda: Veca, "dino_vit": _dino_k
 """What config.json calls a model -> its class, imported when it is wanted."""
 
 
-BUILDERS: dict[str, Callable[[dict[str, Any]], nn.Module]] = {
+BUILDERS: dict[str, Callable[..., nn.Module]] = {
     f"veca_{size}_patch{patch}": partial(
         _veca, dataclasses.replace(config, patch_size=patch, image_size=IMAGE_SIZES[patch])
     )

@@ -267,6 +267,6 @@ def _free_rotations(tower: Any) -> Any:
         grid = torch.stack(torch.meshgrid(steps, indexing="ij"), dim=-1)  # (h, w, 2)
         return torch.cat(rope._get_pos_embed_from_coords((2 * grid - 1).flatten(0, 1)), dim=-1)
 
-    rope._create_embed = create
+    rope._create_embed = create  # pyright: ignore[reportAttributeAccessIssue]
     model._modules["rope"] = rope
     return model

@@ -157,5 +157,5 @@ def _batches(job: DinoJob, start: int) -> StepBatches:
 
 def _result(out: Path, result: Mapping[str, Any], *, kept: bool) -> PretrainResult:
     best = out / "best" if result["best"] else None
-    told = (result[name] for name in ("validation", "best", "values", "skipped", "warnings", "notes"))
-    return PretrainResult(out / "final", best, *told, kept)
+    told = {name: result[name] for name in ("validation", "values", "skipped", "warnings", "notes")}
+    return PretrainResult(out / "final", best, best_validation=result["best"], **told, kept=kept)
