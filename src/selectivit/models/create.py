@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -99,7 +99,7 @@ KINDS: dict[str, Callable[[], Any]] = {"veca": lambda: Veca, "dino_vit": _dino_k
 """What config.json calls a model -> its class, imported when it is wanted."""
 
 
-BUILDERS: dict[str, Callable[..., nn.Module]] = {
+BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     f"veca_{size}_patch{patch}": partial(
         _veca, dataclasses.replace(config, patch_size=patch, image_size=IMAGE_SIZES[patch])
     )
