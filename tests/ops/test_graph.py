@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import selectivit as sv
+from selectivit.ops.graph import plain_operators
 from selectivit.ops.reference import attention_reference, entmax_reference
 
 ALPHAS = (1.0, 1.02, 1.2, 1.5, 2.0, 3.0)
@@ -26,7 +27,7 @@ class AllAlphas(torch.nn.Module):
 @pytest.fixture(scope="module")
 def exported():
     rows, columns = torch.export.Dim("rows", min=1), torch.export.Dim("columns", min=2)
-    with torch.no_grad():
+    with torch.no_grad(), plain_operators():
         return torch.export.export(AllAlphas(), (torch.randn(6, 5, 9),), dynamic_shapes=({1: rows, 2: columns},))
 
 
@@ -94,7 +95,7 @@ def test_an_alpha_per_head_above_two_is_not_a_number():
         def forward(self, scores):
             return sv.entmax(scores, torch.tensor([1.5, 2.5]).view(-1, 1, 1))
 
-    with torch.no_grad():
+    with torch.no_grad(), plain_operators():
         found = torch.export.export(Steep(), (torch.randn(2, 3, 4),)).module()(torch.randn(2, 3, 4))
     assert found[0].isfinite().all() and found[1].isnan().all()
 
@@ -107,7 +108,7 @@ def test_attention_with_mask_scale_and_half_precision():
     q, k, v = torch.randn(3, 2, 2, 6, 8, generator=torch.Generator().manual_seed(0)).unbind(0)
     mask = torch.ones(6, 6, dtype=torch.bool).tril()
     mask[2] = False
-    with torch.no_grad():
+    with torch.no_grad(), plain_operators():
         for dtype, within in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
             inputs = (q.to(dtype), k.to(dtype), v.to(dtype), mask)
             found = torch.export.export(Attention(), inputs).module()(*inputs)

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export.graph_signature import InputKind
-from torch.utils._sympy.value_ranges import ValueRanges
 
 from selectivit.features import Features, features
 from selectivit.models.veca import Veca
+from selectivit.ops.graph import plain_operators
 from selectivit.swap.attend import STATE
 from selectivit.swap.sites import find_tower, unwrap
 
@@ -138,7 +137,9 @@ def feature_program(
     if num_cores is not None:
         given["num_cores"] = max(2, num_cores - 1)
         shapes["num_cores"] = torch.export.Dim.DYNAMIC(min=1, max=num_cores)  # pyright: ignore[reportCallIssue]
-    with torch.no_grad():
+    from torch.utils._sympy.value_ranges import ValueRanges  # with sympy, which takes its time
+
+    with torch.no_grad(), plain_operators():
         program = torch.export.export(graph, (example,), given, dynamic_shapes=shapes, strict=False)
     _drop_unused(program)
     if num_cores is not None:  # tracers take a size of 1 for a case of its own; nothing in VECA is, and `check` runs it
@@ -153,6 +154,8 @@ def feature_program(
 
 def _drop_unused(program: torch.export.ExportedProgram) -> None:
     """Take out the operators and parameters that no output needs: blocks after the one that was asked for, pools."""
+    from torch.export.graph_signature import InputKind
+
     graph = program.graph_module.graph
     for node in list(graph.nodes):  # of dtypes, which would keep all that they look at
         if node.target is torch.ops.aten._assert_tensor_metadata.default:

@@ -12,7 +12,7 @@ from torch import Tensor
 from .attention_autograd import attend_in_tiles
 from .entmax import check_alpha
 from .entmax_autograd import working_dtype
-from .graph import attention_graph
+from .graph import attention_graph, wants_plain_operators
 
 
 def entmax_attention(
@@ -69,7 +69,7 @@ def entmax_attention(
         s, s_rows = float(q.shape[-1]) ** -0.5 if scale is None else _number(scale, "scale"), None
     if attn_mask is not None:
         attn_mask = attn_mask.expand(*lead, q.shape[-2], k.shape[-2])
-    if torch.compiler.is_exporting():  # what is exported has to run where this package is not
+    if wants_plain_operators():
         with without_autocast(q):
             return attention_graph(q, k, v, attn_mask, a if a_rows is None else a_rows, s if s_rows is None else s_rows)
     with without_autocast(q):

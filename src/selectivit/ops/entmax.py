@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .entmax_autograd import _Entmax, _EntmaxFunctorch, working_dtype
-from .graph import entmax_graph
+from .graph import entmax_graph, wants_plain_operators
 
 
 def entmax(scores: Float[Tensor, "*shape"], alpha: float | Tensor = 1.5, dim: int = -1) -> Float[Tensor, "*shape"]:
@@ -50,7 +50,7 @@ def entmax(scores: Float[Tensor, "*shape"], alpha: float | Tensor = 1.5, dim: in
     if not -scores.ndim <= dim < scores.ndim:
         raise IndexError(f"dim {dim} is out of range for scores of shape {tuple(scores.shape)}")
     rows = scores.movedim(dim, -1)
-    if torch.compiler.is_exporting():  # what is exported has to run where this package is not
+    if wants_plain_operators():
         value = _alpha_rows(alpha, scores, dim) if isinstance(alpha, Tensor) else check_alpha(alpha)
         return entmax_graph(rows.to(working_dtype(rows)), value).to(scores.dtype).movedim(-1, dim)
     function = _Entmax if torch.compiler.is_compiling() else _EntmaxFunctorch

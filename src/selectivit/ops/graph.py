@@ -8,6 +8,8 @@ wrong for some rows or dear for all. The matrix of scores exists as a whole, as 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -17,6 +19,30 @@ from .threshold import _finite_max, _powers, _regime
 MAX_STEPS = 60  # as in threshold.py
 HALVINGS = 80
 LEAST = 1e-6
+_wanted: list[bool] = []
+
+
+@contextmanager
+def plain_operators() -> Iterator[None]:
+    """While it is open, what is exported consists of plain operators, for files that run where this package is not.
+
+    Elsewhere `torch.export` keeps our own operator, which is quicker but needs the package.
+
+    Example:
+        >>> with plain_operators():
+        ...     wants_plain_operators()  # only while something is exported
+        False
+    """
+    _wanted.append(True)
+    try:
+        yield
+    finally:
+        _wanted.pop()
+
+
+def wants_plain_operators() -> bool:
+    """Whether a graph of plain operators is being made now."""
+    return bool(_wanted) and torch.compiler.is_exporting()
 
 
 def entmax_graph(scores: Tensor, alpha: float | Tensor) -> Tensor:

@@ -154,7 +154,7 @@ def _powers(
 def _small_integer(power: float) -> int | None:
     """1/ε where it is a small integer: α = 2, 1.5, 1.333…, 1.25, 1.2."""
     near = round(power)
-    return near if near <= MAX_INTEGER_POWER and math.isclose(power, near, rel_tol=1e-9) else None
+    return near if near <= MAX_INTEGER_POWER and abs(power - near) <= 1e-9 * near else None
 
 
 def _integer_power(u: Tensor, n: int) -> Tensor:
