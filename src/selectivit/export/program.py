@@ -139,6 +139,7 @@ def feature_program(
         shapes["num_cores"] = torch.export.Dim.DYNAMIC(min=1, max=num_cores)  # pyright: ignore[reportCallIssue]
     from torch.utils._sympy.value_ranges import ValueRanges  # with sympy, which takes its time
 
+    torch.compiler.reset()  # the tracer of entmax's loop would take sizes of an earlier export for constants
     with torch.no_grad(), plain_operators():
         program = torch.export.export(graph, (example,), given, dynamic_shapes=shapes, strict=False)
     _drop_unused(program)
