@@ -7,7 +7,7 @@ of the first photos. Give checkpoints of a training to see how they change. A st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ArgumentParser, Namespace
 
 from selectivit.cli.jobs import Outcome, Photo, find_photos
-from selectivit.cli.kept import Kept
+from selectivit.cli.journal import Journal, key_of
 from selectivit.cli.memory import ADVICE, within_memory
 from selectivit.cli.options import SwapOptions, add_options, option, pick_device, take
 from selectivit.cli.progress import progress
@@ -120,14 +120,15 @@ def _diagnose(
     settings = {"kind": "diagnose", "model": variant.identity, "size": what.size, "seed": where.seed}
     settings |= {"outlier_factor": what.outlier_factor, "num_cores": what.num_cores}
     records, skipped, pictures = {}, {}, {}
+    key = partial(key_of, settings)
     share, first = ranks.share(photos), {photo.name for photo in photos[: what.pictures]}
     with (
-        Kept(Path(where.out) / "kept", settings, ranks) as kept,
+        Journal(Path(where.out) / "kept", ranks) as journal,
         progress(f"photos, {variant.label}", len(share), shown=ranks.rank == 0) as tell,
     ):
         for photo in share:
             try:
-                looked = within_memory(partial(_look, photo, model, what, kept, photo.name in first))
+                looked = within_memory(partial(_look, photo, model, what, journal, key, photo.name in first))
             except (ValueError, OSError) as error:
                 if not _is_of_the_photo(error):
                     raise
@@ -159,13 +160,15 @@ def _is_of_the_photo(error: Exception) -> bool:
     return isinstance(error, (ImageError, OSError)) and not isinstance(error, WriteError)
 
 
-def _look(photo: Photo, model: nn.Module, what: DiagnoseOptions, kept: Kept, draws: bool) -> tuple[Any, Any]:
+def _look(
+    photo: Photo, model: nn.Module, what: DiagnoseOptions, journal: Journal, key: Callable[[str], str], draws: bool
+) -> tuple[Any, Any]:
     """One photo's record, kept or measured, and what is drawn of it."""
     from selectivit.cli.diagnosis import diagnose_photo, token_maps
     from selectivit.cli.reading import ready_photo
 
-    digest = file_digest(photo.path)
-    record = kept.get(digest)
+    named = key(file_digest(photo.path))
+    record = journal.get(named)
     if record is not None and not draws:
         return record, None
     ready = ready_photo(photo.path, model, what.size)
@@ -173,5 +176,5 @@ def _look(photo: Photo, model: nn.Module, what: DiagnoseOptions, kept: Kept, dra
     looked = diagnose_photo(model, image, outlier_factor=what.outlier_factor, num_cores=what.num_cores)
     if record is None:
         record = looked.record
-        kept.put(digest, record)
+        journal.add(named, record)
     return record, (ready.shown, token_maps(looked, what.outlier_factor)) if draws else None

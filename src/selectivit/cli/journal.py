@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from selectivit.cli.ranks import Ranks
+from selectivit.data.digest import settings_digest
 from selectivit.data.writing import write_error
 
 
@@ -25,7 +25,7 @@ def key_of(*parts: Any) -> str:
         >>> key_of("photo", {"size": 224}) == key_of("photo", {"size": 448})
         False
     """
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+    return settings_digest(parts)[:24]
 
 
 class Journal:

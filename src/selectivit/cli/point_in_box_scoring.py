@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selectivit.cli.kept import Kept
+from selectivit.cli.journal import Journal, key_of
 from selectivit.cli.progress import progress
 from selectivit.cli.ranks import Ranks
 from selectivit.cli.variants import Variant
@@ -123,10 +125,10 @@ def score(variant: Variant, model: nn.Module, job: Job, ranks: Ranks, *, out: Pa
     records: dict[str, Any] = {}
     pictures: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
     with (
-        Kept(out / "kept", settings, ranks) as kept,
+        Journal(out / "kept", ranks) as journal,
         progress(f"photos, {variant.label}", len(share), shown=ranks.rank == 0) as tell,
     ):
-        worker = _Worker(model, view, job, kept, records, pictures)
+        worker = _Worker(model, view, job, journal, partial(key_of, settings), records, pictures)
         for i in share:
             worker.take(i)
             tell(None)
@@ -160,13 +162,14 @@ class _Worker:
         model: nn.Module,
         view: Any,
         job: Job,
-        kept: Kept,
+        journal: Journal,
+        key: Callable[[str], str],
         records: dict[str, Any],
         pictures: dict[str, tuple[Tensor, Tensor, Tensor]],
     ):
         from selectivit.features import preprocessing
 
-        self.model, self.view, self.job, self.kept = model, view, job, kept
+        self.model, self.view, self.job, self.journal, self.key = model, view, job, journal, key
         self.records, self.pictures = records, pictures
         self.expected = preprocessing(model)
         self.waiting: list[tuple[str, Tensor, Target]] = []
@@ -175,7 +178,7 @@ class _Worker:
     def take(self, i: int) -> None:
         """Note a kept record, or let the photo wait for its batch."""
         name = self.job.data.name_of(i)
-        record = self.kept.get(name)
+        record = self.journal.get(self.key(name))
         draws = self.drawn < self.job.what.pictures
         if record is not None and not (draws and "hits" in record):
             if "hits" in record:
@@ -187,7 +190,7 @@ class _Worker:
         found = self.job.load(i, self.expected.patch_size)
         if found is None:
             for reason in self.job.left_out - before:
-                self.kept.put(name, {"left_out": reason})
+                self.journal.add(self.key(name), {"left_out": reason})
             return
         image, target = found
         looks = {"mean": self.expected.mean, "std": self.expected.std, "patch_size": self.expected.patch_size}
@@ -209,7 +212,7 @@ class _Worker:
             hits = target.inside.flatten()[places]
             record = {"hits": hits.int().tolist(), "best": places.tolist(), "chance": round(target.chance, 6)}
             self.records[name] = record
-            self.kept.put(name, record)
+            self.journal.add(self.key(name), record)
             if len(self.pictures) < self.job.what.pictures:
                 mean, std = (torch.tensor(x).view(3, 1, 1) for x in (self.expected.mean, self.expected.std))
                 self.pictures[name] = ((image * std + mean).permute(1, 2, 0), target.boxes, row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -30,6 +31,22 @@ def tensors_digest(tensors: Mapping[str, Any]) -> str:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def settings_digest(settings: Any) -> str:
+    """Identify settings, in whatever order they are named.
+
+    Args:
+        settings: what JSON can hold.
+
+    Returns:
+        A SHA-256 in hexadecimal digits.
+
+    Example:
+        >>> settings_digest({"a": 1, "b": 2}) == settings_digest({"b": 2, "a": 1})
+        True
+    """
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def names_digest(names: Iterable[str]) -> str:

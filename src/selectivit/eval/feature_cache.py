@@ -6,7 +6,6 @@ written whole or not at all, so that a stopped extraction goes on at the next fi
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from selectivit.data.digest import settings_digest
 from selectivit.data.images import ImageError
 from selectivit.data.photos import PhotoSource
 from selectivit.data.views import View
@@ -103,7 +103,7 @@ class FeatureCache:
             raise ValueError(f"expected blocks of 0 to {count - 1}, or -{count} to -1 from the end, got {list(layers)}")
         wanted = [layer % count for layer in layers]
         settings = self.settings(photos, view, content)
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+        digest = settings_digest(settings)
         folder = self.root / digest[:20]
         shards = range(-(-len(photos.photos) // SHARD[content]))
         todo = {n: [b for b in sorted(set(wanted)) if read_shard(_path(folder, b, n), digest) is None] for n in shards}

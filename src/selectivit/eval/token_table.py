@@ -80,7 +80,10 @@ class BlockTokens:
             heads.append(tensors.get("cls"))
         width = next((t.shape[1] for t in patch), 0)
         has_cls = any(head is not None for head in heads)
-        blank = [torch.zeros(len(g), width, dtype=torch.float16) if h is None else h for g, h in zip(grids, heads)]  # noqa: B905
+        blank = [
+            torch.zeros(len(grid), width, dtype=torch.float16) if head is None else head
+            for grid, head in zip(grids, heads, strict=True)
+        ]
         return cls(tuple(patch), torch.cat(blank) if has_cls else None, torch.cat(grids), problems)
 
     @property

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ArgumentParser, Namespace
 
 from selectivit.cli.options import add_options, option, take
-from selectivit.cli.probes.setting import Probe, Setting, add_common, run_probe
+from selectivit.cli.probes.making import Probe, run_probe
+from selectivit.cli.probes.setting import Setting, add_common
 from selectivit.cli.probes.training import (
     DenseSplitOptions,
     TrainingOptions,

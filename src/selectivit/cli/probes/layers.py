@@ -13,8 +13,9 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from selectivit.cli.probes import depth, knn, linear, segmentation
+from selectivit.cli.probes.making import Probe, make_one, say_before
 from selectivit.cli.probes.results import Results
-from selectivit.cli.probes.setting import Probe, Setting, make_one, opened, parse_blocks, say_before
+from selectivit.cli.probes.setting import Setting, opened, parse_blocks
 from selectivit.data.writing import write_atomic
 
 HELP = "any probe block by block: one table and one plot"
@@ -49,7 +50,7 @@ def run(options: Namespace) -> int:
     with opened(options[name]) as setting:
         blocks = parse_blocks(setting.what.block, setting.num_blocks)
         probe: Probe = KINDS[name].prepare(setting, options[name])
-        setting.warm(probe, blocks)
+        probe.warm(setting.shared_cache(), blocks)
         if setting.ranks.rank:
             return 0
         say_before(setting, probe, f"each of {', '.join(map(str, blocks))}")

@@ -15,7 +15,8 @@ from jsonargparse import ArgumentParser, Namespace
 
 from selectivit.cli.options import add_options, option, take
 from selectivit.cli.probes.folders import LabelledPhotos, SplitOptions, middle_crop
-from selectivit.cli.probes.setting import Probe, Setting, add_common, run_probe
+from selectivit.cli.probes.making import Probe, run_probe
+from selectivit.cli.probes.setting import Setting, add_common
 
 if TYPE_CHECKING:
     import torch

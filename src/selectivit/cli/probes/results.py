@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import sys
 from collections.abc import Callable
@@ -10,22 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from selectivit.data.writing import write_json
-
-
-def settings_digest(settings: dict[str, Any]) -> str:
-    """Identify all that decides a result.
-
-    Args:
-        settings: what JSON can hold.
-
-    Returns:
-        A SHA-256 in hexadecimal digits.
-
-    Example:
-        >>> settings_digest({"a": 1, "b": 2}) == settings_digest({"b": 2, "a": 1})
-        True
-    """
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 class Results:
@@ -42,12 +26,10 @@ class Results:
         """All runs, in the order in which they were first made; none, and a note, where the file cannot be read."""
         if not self.path.is_file():
             return []
-        try:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
             runs = json.loads(self.path.read_text(encoding="utf-8"))["runs"]
             if all(isinstance(run["settings"], dict) and isinstance(run["result"], dict) for run in runs):
                 return runs
-        except (ValueError, KeyError, TypeError):
-            pass
         print(f"note: {self.path} could not be read: earlier results are not kept", file=sys.stderr)
         return []
 

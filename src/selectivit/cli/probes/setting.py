@@ -1,13 +1,12 @@
-"""What all kinds of probes share: the model, its attention, its kept features, and how a result is told."""
+"""The model that is probed, its attention and its kept features: what the options of all kinds say."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ArgumentParser, Namespace
 
 from selectivit.cli.options import RunOptions, SwapOptions, add_options, option, pick_device, take
-from selectivit.cli.probes.results import Results, settings_digest
 from selectivit.cli.progress import progress
 from selectivit.cli.ranks import Ranks, torchrun_ranks
 from selectivit.cli.swapping import load_calibration, swapped, swaps
+from selectivit.data.digest import settings_digest
 from selectivit.data.writing import check_writable
 
 if TYPE_CHECKING:
@@ -81,10 +80,9 @@ class Setting:
     attention: str
     ranks: Ranks
 
-    def warm(self, probe: Probe, layers: Sequence[int]) -> None:
-        """Compute the features of some blocks in one pass, each process its share; all must call it."""
-        shared = replace(self.cache, share=self.ranks.share, wait=lambda: self.ranks.gather(None))
-        probe.warm(shared, layers)
+    def shared_cache(self) -> FeatureCache:
+        """The cache when each process computes its share; all must use it."""
+        return replace(self.cache, share=self.ranks.share, wait=lambda: self.ranks.gather(None))
 
     @property
     def num_blocks(self) -> int:
@@ -109,30 +107,6 @@ class Setting:
     def progress(self, title: str, total: int) -> contextlib.AbstractContextManager[Callable[[str | None], None]]:
         """A progress bar of the first process."""
         return progress(title, total, shown=self.ranks.rank == 0)
-
-
-@dataclass(frozen=True)
-class Probe:
-    """One kind of probe on one data set, ready to be made of any blocks.
-
-    Args:
-        kind: its name, and that of its JSON.
-        protocol: in words, with its source.
-        describe: lines that say what is done on what.
-        decides: all that decides a result beside model, blocks and tokens.
-        warm: computes the features of some blocks in one pass.
-        make: from blocks, and all that decides the result, to the result and what was skipped and why.
-        headline: name of the main number, from a result to it, and whether more is better.
-    """
-
-    kind: str
-    protocol: dict[str, str]
-    describe: list[str]
-    decides: dict[str, Any]
-    warm: Callable[[FeatureCache, Sequence[int]], object]
-    make: Callable[[Sequence[int], dict[str, Any]], tuple[dict[str, Any], dict[str, str]]]
-    headline: tuple[str, Callable[[dict[str, Any]], float], bool]
-    notes: tuple[str, ...] = field(default=())
 
 
 def parse_blocks(text: str | int, count: int) -> list[int]:
@@ -247,84 +221,3 @@ def photo_set(paths: Sequence[Path], root: Path, name: str) -> PhotoSet:
     from selectivit.eval.feature_cache import PhotoSet
 
     return PhotoSet(PhotoFiles([str(path) for path in paths]), stat_digest(paths, root), name)
-
-
-def make_one(setting: Setting, probe: Probe, layers: Sequence[int]) -> tuple[dict[str, Any], bool]:
-    """The probe of some blocks, made or kept, and written to its JSON.
-
-    Args:
-        setting: the model.
-        probe: the probe.
-        layers: blocks, side by side.
-
-    Returns:
-        The run, and whether it is an earlier one.
-    """
-    what = setting.what
-    settings = {
-        "model": setting.cache.identity,
-        "tokens": what.tokens,
-        "blocks": list(layers),
-        "norm": what.norm,
-        "num_cores": what.num_cores,
-        **probe.decides,
-        "seed": setting.where.seed,
-    }
-
-    def make() -> dict[str, Any]:
-        result, skipped = probe.make(layers, settings)
-        told = [{"source": source, "reason": reason} for source, reason in skipped.items()]
-        return {"protocol": probe.protocol, "notes": list(probe.notes), "result": result, "skipped": told}
-
-    found = Results(setting.out / f"{probe.kind}.json").get_or_make(settings, make)
-    with contextlib.suppress(OSError):
-        (setting.out / UNFINISHED).rmdir()  # where nothing else is unfinished
-    return found
-
-
-def say_before(setting: Setting, probe: Probe, blocks: str) -> None:
-    """Print what is done, on what, and by whose protocol."""
-    what = setting.what
-    print(f"{probe.kind}: {setting.where.model}, {setting.attention}, block {blocks}, {what.tokens} tokens")
-    for line in probe.describe:
-        print(line)
-    for name, text in probe.protocol.items():
-        print(f"{'protocol' if name == 'name' else name}: {text}")
-    for note in probe.notes:
-        print(f"note: {note}", file=sys.stderr)
-
-
-def say_skipped(run: dict[str, Any]) -> int:
-    """Name what was skipped on stderr.
-
-    Returns:
-        The exit status: 1 if something was.
-    """
-    for entry in run.get("skipped", []):
-        print(f"skipped: {entry['source']}: {entry['reason']}", file=sys.stderr)
-    return 1 if run.get("skipped") else 0
-
-
-def run_probe(options: Namespace, prepare: Callable[[Setting, Namespace], Probe], tell: Callable[[dict], None]) -> int:
-    """Make one probe and tell its result.
-
-    Args:
-        options: of the kind.
-        prepare: opens the data.
-        tell: prints a result.
-
-    Returns:
-        The exit status.
-    """
-    with opened(options) as setting:
-        layers = parse_blocks(setting.what.block, setting.num_blocks)
-        probe = prepare(setting, options)
-        if setting.ranks.size > 1:
-            setting.warm(probe, layers)
-        if setting.ranks.rank:
-            return 0  # the first process does the rest
-        say_before(setting, probe, ", ".join(map(str, layers)))
-        run, kept = make_one(setting, probe, layers)
-        tell(run["result"])
-        print(f"{setting.out / f'{probe.kind}.json'}{' (kept from an earlier run)' if kept else ''}")
-        return say_skipped(run)
