@@ -334,3 +334,9 @@ def test_a_note_on_a_finished_run_is_put_into_its_cards(photos, tmp_path):
 def test_the_report_is_frozen():
     with pytest.raises(AttributeError):
         keeping.StepReport(1, 2, 3.0, 1.0, {}, {}).step = 2
+
+
+def test_a_batch_that_cannot_be_split_leaves_nothing_behind(photos, tmp_path):
+    with pytest.raises(ValueError, match="divide evenly"):
+        distill(make_student(), make_teacher(), [photos], tmp_path / "run", quick(batch_size=4, accumulate=3))
+    assert not (tmp_path / "run").exists()

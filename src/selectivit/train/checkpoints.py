@@ -69,6 +69,22 @@ class WholeCheckpoints(CheckpointIO):
         Path(path).unlink(missing_ok=True)
 
 
+def earlier_checkpoint(out: Path) -> Path | None:
+    """The checkpoint in a run's folder, or None.
+
+    Args:
+        out: the folder.
+
+    Returns:
+        Its path.
+
+    Example:
+        >>> earlier_checkpoint(Path("no such folder"))
+    """
+    path = out / CHECKPOINT
+    return path if path.is_file() else None
+
+
 def steps_done(checkpoint: Path | None) -> int:
     """How many steps a checkpoint has behind it.
 

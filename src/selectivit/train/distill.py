@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,14 +18,14 @@ from selectivit.data.photos import open_photos
 from selectivit.data.training_images import TrainingImages
 from selectivit.data.writing import check_writable
 from selectivit.train.agreement import Agreement
-from selectivit.train.checkpoints import CHECKPOINT, steps_done
+from selectivit.train.checkpoints import earlier_checkpoint, steps_done
 from selectivit.train.distillation import Distillation
 from selectivit.train.export import export_student, rewrite_terms
-from selectivit.train.fitting import fit
+from selectivit.train.fitting import carry_out
 from selectivit.train.job import Job, card
 from selectivit.train.keeper import Keeper, StepReport, no_report
-from selectivit.train.loader import StepBatches, make_loader
-from selectivit.train.resume import claim_folder, note_stop, write_run, write_skipped
+from selectivit.train.loader import make_loader, own_batches
+from selectivit.train.resume import claim_folder, write_run
 from selectivit.train.settings import DistillSettings, Running
 from selectivit.train.teacher_cache import TeacherCache
 
@@ -104,6 +105,7 @@ def distill(
     found, problems = open_photos(photos)
     job = Job.prepare(student, teacher, found, settings, running, student_arguments)
     job.skipped.update(dict.fromkeys(problems, "not found"))
+    own_batches(job.schedule, settings)  # a batch that cannot be split is refused before anything is written
     earlier = claim_folder(folder, job.record)
     if earlier and earlier["state"] == "done":
         if first and card_note:
@@ -129,9 +131,7 @@ def _train(
 ) -> DistillResult:
     settings = job.settings
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    checkpoint = out / CHECKPOINT if (out / CHECKPOINT).is_file() else None
-    start = steps_done(checkpoint)
-    batches = StepBatches(job.schedule, settings.batch_size, settings.accumulate, rank, world, settings.seed, start)
+    batches = own_batches(job.schedule, settings, steps_done(earlier_checkpoint(out)))
     cache = None if settings.views is None else _teacher_cache(job, running.teacher_cache or out / TEACHER)
     module = Distillation(job.pair, settings, job.schedule, batches, cache)
 
@@ -144,20 +144,8 @@ def _train(
     keeper = Keeper(out, compare, "patch_cosine", *rhythm, save_best, tell)
     images = TrainingImages(job.training, settings.seed, settings.augment, settings.views)
     loader = make_loader(images, batches, running.workers, pin=running.device.startswith("cuda"))
-    try:
-        fit(module, loader, keeper, out, checkpoint, job.precision, running.device)
-        if module.stopping:
-            raise KeyboardInterrupt
-    except BaseException as error:
-        if first:
-            note_stop(out, job.record, keeper.saved, error)
-        raise
-    finally:
-        if cache is not None:
-            cache.close()
-        skipped = {**job.skipped, **keeper.skipped, **module.skipped}
-        if first:
-            write_skipped(out, skipped)
+    with nullcontext() if cache is None else closing(cache):
+        skipped = carry_out(module, loader, keeper, out, job, running.device)
     result = {"validation": keeper.validation, "best": keeper.best, "skipped": skipped, "steps": job.schedule.steps}
     if first:
         export_student(

@@ -8,18 +8,68 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import lightning.pytorch as L
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy
 
-from selectivit.train.checkpoints import WholeCheckpoints
+from selectivit.train.checkpoints import WholeCheckpoints, earlier_checkpoint
 from selectivit.train.keeper import Keeper
 from selectivit.train.loader import StepLoader
+from selectivit.train.resume import note_stop, write_skipped
 from selectivit.train.step_module import StepModule
 
 LIGHTNING_PRECISION = {"bf16": "bf16-mixed", "float32": "32-true"}
+
+
+class Prepared(Protocol):
+    """What a training finds out before its first step.
+
+    Args:
+        record: all that decides the result.
+        precision: "bf16" or "float32".
+        skipped: what could not be read, and why.
+    """
+
+    record: dict[str, Any]
+    precision: str
+    skipped: dict[str, str]
+
+
+def carry_out(
+    module: StepModule, loader: StepLoader, keeper: Keeper, out: Path, job: Prepared, device: str
+) -> dict[str, str]:
+    """Train to the end, and leave run.json and skipped.json right however it ends.
+
+    Args:
+        module: the step.
+        loader: its batches, from the checkpoint's step on.
+        keeper: what happens between steps.
+        out: the run's folder; its checkpoint is gone on from.
+        job: what was found out before.
+        device: as for `Running`.
+
+    Returns:
+        All that was skipped, and why.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, after a checkpoint; a second one, which waited for nothing.
+    """
+    first = int(os.environ.get("RANK", 0)) == 0
+    try:
+        fit(module, loader, keeper, out, earlier_checkpoint(out), job.precision, device)
+        if module.stopping:
+            raise KeyboardInterrupt
+    except BaseException as error:
+        if first:
+            note_stop(out, job.record, keeper.saved, error)
+        raise
+    finally:
+        skipped = {**job.skipped, **keeper.skipped, **module.skipped}
+        if first:
+            write_skipped(out, skipped)
+    return skipped
 
 
 def fit(

@@ -78,6 +78,24 @@ class StepBatches(Sampler[list[Sample]]):
         return self.schedule.steps * self.accumulate
 
 
+def own_batches(schedule: Any, settings: Any, start: int = 0) -> StepBatches:
+    """The batches of this process, by what torchrun says of it.
+
+    Args:
+        schedule: gives the steps.
+        settings: hold batch_size, accumulate and seed.
+        start: the first step.
+
+    Returns:
+        The batches.
+
+    Raises:
+        ValueError: a batch that cannot be split evenly.
+    """
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    return StepBatches(schedule, settings.batch_size, settings.accumulate, rank, world, settings.seed, start)
+
+
 class StepLoader(DataLoader[Any]):
     """A loader that needs no state of its own to be entered anywhere: where it starts is its sampler's business."""
 

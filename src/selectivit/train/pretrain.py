@@ -14,14 +14,14 @@ from selectivit.data.multi_crop import MultiCropImages, collate_crops
 from selectivit.data.photos import open_photos
 from selectivit.data.writing import check_writable
 from selectivit.models.saving import save_model
-from selectivit.train.checkpoints import CHECKPOINT, steps_done
+from selectivit.train.checkpoints import earlier_checkpoint, steps_done
 from selectivit.train.dino_job import DinoJob, dino_card
 from selectivit.train.dino_settings import DinoSettings
 from selectivit.train.export import write_folder
-from selectivit.train.fitting import fit
+from selectivit.train.fitting import carry_out
 from selectivit.train.keeper import Keeper, StepReport, no_report
-from selectivit.train.loader import StepBatches, make_loader
-from selectivit.train.resume import claim_folder, note_stop, write_run, write_skipped
+from selectivit.train.loader import make_loader, own_batches
+from selectivit.train.resume import claim_folder, write_run
 from selectivit.train.self_distillation import SelfDistillation
 from selectivit.train.settings import Running
 
@@ -96,7 +96,7 @@ def pretrain(
     found, problems = open_photos(photos)
     job = DinoJob.prepare(found, photos, settings, running)
     job.skipped.update(dict.fromkeys(problems, "not found"))
-    _batches(job, 0)  # a batch that cannot be split is refused before anything is written
+    own_batches(job.schedule, job.settings)  # a batch that cannot be split is refused before anything is written
     earlier = claim_folder(folder, job.record)
     if earlier and earlier["state"] == "done":
         return _result(folder, earlier["result"], kept=True)
@@ -116,8 +116,7 @@ def _train(
     first: bool,
 ) -> PretrainResult:
     settings, schedule = job.settings, job.schedule
-    checkpoint = out / CHECKPOINT if (out / CHECKPOINT).is_file() else None
-    batches = _batches(job, steps_done(checkpoint))
+    batches = own_batches(schedule, settings, steps_done(earlier_checkpoint(out)))
     module = SelfDistillation(job.pair, settings, schedule, batches)
 
     def save(name: str, step: int, numbers: Mapping[str, float]) -> None:
@@ -129,30 +128,13 @@ def _train(
     images = MultiCropImages(job.training, settings.seed, settings.crops)
     pin = running.device.startswith("cuda")
     loader = make_loader(images, batches, running.workers, pin, collate_crops)
-    try:
-        fit(module, loader, keeper, out, checkpoint, job.precision, running.device)
-        if module.stopping:
-            raise KeyboardInterrupt
-    except BaseException as error:
-        if first:
-            note_stop(out, job.record, keeper.saved, error)
-        raise
-    finally:
-        skipped = {**job.skipped, **keeper.skipped, **module.skipped}
-        if first:
-            write_skipped(out, skipped)
+    skipped = carry_out(module, loader, keeper, out, job, running.device)
     result = {"validation": keeper.validation, "best": keeper.best, "values": module.latest, "skipped": skipped}
     result |= {"warnings": module.warnings, "notes": job.notes, "steps": schedule.steps}
     if first:
         save("final", schedule.steps, keeper.validation)
         write_run(out, job.record, "done", result)
     return _result(out, result, kept=False)
-
-
-def _batches(job: DinoJob, start: int) -> StepBatches:
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    settings = job.settings
-    return StepBatches(job.schedule, settings.batch_size, settings.accumulate, rank, world, settings.seed, start)
 
 
 def _result(out: Path, result: Mapping[str, Any], *, kept: bool) -> PretrainResult:
