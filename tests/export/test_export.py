@@ -15,6 +15,7 @@ import torch
 import selectivit as sv
 from selectivit.export.formats import ExportError
 from selectivit.export.program import named
+from selectivit.ops.graph import plain_operators
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "swap"))
@@ -99,6 +100,21 @@ def test_hosts_at_sizes_that_the_export_did_not_see(name, alpha, format, tmp_pat
         sv.restore_attention(model)
         with pytest.raises(AssertionError):  # the swap is in the file, and not softmax
             check(model, str(done.path), format, SIZES[:1])
+
+
+class Attention(torch.nn.Module):
+    def forward(self, q):
+        return sv.entmax_attention(q, q, q, alpha=1.5)
+
+
+def test_sizes_of_an_earlier_export_are_no_constants_of_the_next(tmp_path):
+    with torch.no_grad(), plain_operators():
+        for batch in (2, 3):
+            torch.export.export(Attention(), (torch.randn(batch, 2, 6, 8),))
+    model = randomise(HOSTS["timm ViT"].build())
+    with sv.swap_attention(model, "entmax", layers=-1):
+        done = sv.export_features(model, tmp_path / "m.pt2", format="torch")
+        check(model, done.path, "torch", SIZES[:2])
 
 
 def test_a_torch_program_runs_without_this_package(tmp_path):

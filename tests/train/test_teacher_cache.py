@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -143,6 +144,17 @@ def test_marks_that_were_not_made_safe_are_not_believed(tmp_path, photos, taught
     again.close()
     TeacherCache(tmp_path, {}, pair).teach(batch)
     assert sum(taught) == 16
+
+
+def test_tokens_are_on_the_disk_before_their_marks(tmp_path, photos, monkeypatch):
+    images = TrainingImages(PhotoFiles(sorted(map(str, photos.iterdir()))), 0, views=1)
+    cache = TeacherCache(tmp_path, {}, Pair(make_student(), make_teacher(), sizes=[28], grid="refuse"))
+    cache.teach(collate([images[Sample(i, 28)] for i in range(3)]))
+    done, real = [], (os.pwrite, os.fsync)
+    monkeypatch.setattr(os, "pwrite", lambda *given: (done.append("mark"), real[0](*given))[1])
+    monkeypatch.setattr(os, "fsync", lambda file: (done.append("safe"), real[1](file))[1])
+    cache.close()
+    assert done == ["safe", "mark", "mark", "mark"]
 
 
 def test_a_full_disk_is_told(photos, tmp_path, monkeypatch):

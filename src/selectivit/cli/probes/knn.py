@@ -71,7 +71,7 @@ def prepare(setting: Setting, options: Namespace) -> Probe:
     return Probe(
         "knn",
         PROTOCOL,
-        data.describe(view),
+        [*data.describe(view), f"k = {', '.join(map(str, ks))}; temperature {how.temperature:g}"],
         {"data": data.record(), "view": view.record(), "k": ks, "temperature": how.temperature},
         lambda cache, layers: data.warm(cache, view, layers),
         make,
