@@ -58,9 +58,11 @@ def test_ctrl_c_keeps_what_is_finished_and_a_second_run_goes_on(many, tiny_model
     assert done.returncode == 0 and f"{len(finished) + 1} done ({len(finished)} kept)" in done.stdout
 
 
+TWO_RANKS = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
 def torchrun(environment, *arguments):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, "-m", "selectivit.cli.main", *map(str, arguments)]
+    command = [*TWO_RANKS, "-m", "selectivit.cli.main", *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
@@ -89,3 +91,22 @@ def test_all_ranks_succeed_and_more_ranks_than_photos_do_no_harm(photos, tiny_mo
     assert done.returncode == 0, done.stderr
     assert len(json.loads((tmp_path / "out/features.json").read_text())["photos"]) == 1
     assert os.listdir(tmp_path / "out") and "1 done" in done.stdout
+
+
+AFTER_THE_RANKS = """
+from pathlib import Path
+from selectivit.cli.ranks import torchrun_ranks
+with torchrun_ranks() as ranks:
+    import torch._dynamo
+    assert ranks.gather(ranks.rank) == [0, 1]
+left = sorted(f.read_text().strip() for f in Path("/proc/self/task").glob("*/comm"))
+assert not [name for name in left if "gloo" in name], left
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="threads are listed in /proc")
+def test_the_threads_of_the_ranks_end_with_them(tmp_path, environment):
+    (tmp_path / "ranks.py").write_text(AFTER_THE_RANKS)
+    command = [*TWO_RANKS, tmp_path / "ranks.py"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

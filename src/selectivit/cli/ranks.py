@@ -77,6 +77,10 @@ def torchrun_ranks() -> Iterator[Ranks]:
         return
     import torch.distributed as dist
 
+    # Its functions take the world's group as a default when first imported. Imported later (torch._dynamo does), they
+    # would hold the group past its end, and the group's threads, still there at exit, abort the process now and then.
+    import torch.distributed.nn  # noqa: F401
+
     # The ranks meet only once all photos are done, and one may be hours behind another.
     dist.init_process_group("gloo", timeout=timedelta(days=7))
     try:
