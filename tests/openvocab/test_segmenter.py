@@ -166,7 +166,11 @@ def test_threads_share_a_model(clip):
     want = [segmenter(pixels).scores for segmenter, pixels in work]
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda job: job[0](job[1]).scores, work))
-    assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+    # A thread of the pool may split a sum over more cores than the main one, so the last bits may differ; the other
+    # segmenter's attention would differ in the second digit.
+    for a, b in zip(found, want, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0.0)
+    assert all((a - b).abs().max() > 1e-3 for a, b in zip(want[::2], want[1::2], strict=True))
 
 
 # ---- loading

@@ -20,7 +20,9 @@ def test_groups_stay_together_and_the_seed_decides():
     centres = torch.randn(3, 16)
     labels = torch.arange(3).repeat(20)
     features = centres[labels] + 0.1 * torch.randn(60, 16)
+    threads = torch.get_num_threads()
     points = umap_points(features, neighbours=10, seed=3)
+    assert torch.get_num_threads() == threads
     assert points.shape == (60, 2) and points.dtype == torch.float32
     nearest = torch.cdist(points, points).fill_diagonal_(torch.inf).argmin(1)
     assert (labels[nearest] == labels).float().mean() > 0.95

@@ -86,10 +86,14 @@ def umap_points(features: Tensor, *, neighbours: int = 30, min_dist: float = 0.3
         raise ValueError(f"expected a least distance of 0 to 1, got {min_dist}")
     if not torch.isfinite(features).all():
         raise ValueError("expected finite features, got NaN or infinity: look at the model's output first")
+    threads = torch.get_num_threads()
     reducer = require_umap().UMAP(
         n_neighbors=neighbours, min_dist=min_dist, metric="cosine", init="pca", random_state=seed, n_jobs=1
     )
-    return torch.from_numpy(reducer.fit_transform(features.float().cpu().numpy())).float()
+    try:
+        return torch.from_numpy(reducer.fit_transform(features.float().cpu().numpy())).float()
+    finally:
+        torch.set_num_threads(threads)  # Numba sets the count of the OpenMP that it shares with torch
 
 
 def umap_figure(photos: Sequence[PhotoPatches], *, title: str = "") -> Figure:
