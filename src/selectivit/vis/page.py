@@ -18,21 +18,20 @@ h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .4rem; }
 h2 { font-size: 1.25rem; margin: 2.6rem 0 .6rem; padding-top: 1rem; border-top: 1px solid var(--line); }
 h3 { font-size: 1rem; margin: 1.6rem 0 .4rem; }
 p { margin: .5rem 0; }
-.soft, figcaption, caption { color: var(--soft); font-size: .875rem; }
+.soft, figcaption { color: var(--soft); font-size: .875rem; }
 .warnings { background: var(--warn); border-left: 4px solid var(--warn-line); padding: .6rem 1rem; margin: 1rem 0;
   border-radius: 0 6px 6px 0; overflow-wrap: anywhere; }
 .warnings ul { margin: .3rem 0; padding-left: 1.1rem; }
 .wide { overflow-x: auto; margin: .8rem 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
-caption { text-align: left; padding-bottom: .3rem; }
 th, td { padding: .35rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { font-weight: 600; color: var(--soft); }
 th.left, td.left { text-align: left; }
-td.left { white-space: normal; min-width: 5rem; max-width: 20rem; }
 th[scope=colgroup] { text-align: center; }
-tbody th { position: sticky; left: 0; background: var(--paper); color: var(--ink); font-weight: 500; }
+tbody th { position: sticky; left: 0; background: var(--paper); color: var(--ink); font-weight: 500;
+  white-space: normal; min-width: 7.5rem; max-width: 18rem; overflow-wrap: break-word; }
 td b { color: var(--mark); }
-td small { display: block; color: var(--soft); }
+td small, th small { display: block; font-weight: 400; color: var(--soft); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: .6rem 0; font-size: .9rem; }
 dt { color: var(--soft); }
 dd { margin: 0; overflow-wrap: anywhere; }
@@ -92,8 +91,7 @@ def table(head: Sequence[Sequence[Cell]], rows: Sequence[Sequence[str]], *, left
         >>> table([[("model", 1), ("mIoU", 1)]], [["a", "<b>0.5</b>"]], left=1).count("<th")
         4
     """
-    lines = [f"<caption>{escape(caption)}</caption>"] if caption else []
-    lines.append("<thead>")
+    lines = ["<thead>"]
     for row in head:
         place, cells = 0, []
         for text, span in row:
@@ -107,7 +105,10 @@ def table(head: Sequence[Sequence[Cell]], rows: Sequence[Sequence[str]], *, left
         cells = [f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, others, strict=True)]
         lines.append(f'<tr><th scope="row" class="left">{first}</th>{"".join(cells)}</tr>')
     whole = "\n".join(lines)
-    return f'<div class="wide"><table>\n{whole}\n</tbody></table></div>'
+    # Not a <caption>: that would be as wide as the table, and move sideways with it.
+    told = f'<p class="soft">{escape(caption)}</p>' if caption else ""
+    name = f' aria-label="{escape(caption)}"' if caption else ""
+    return f'{told}<div class="wide"><table{name}>\n{whole}\n</tbody></table></div>'
 
 
 def picture(png: bytes, alt: str, caption: str = "", *, chart: bool = False) -> str:

@@ -22,7 +22,7 @@ HELP = "one page of the results of probes: tables, curves, PCA of photos, papers
 class ReportOptions:
     """What the page is made of, and where it goes."""
 
-    out: str = option("report", "FOLDER", "folder for the page, made if it is not there")
+    out: str = option("out", "FOLDER", "folder for the page, made if it is not there")
     title: str = option("Probes of frozen features", "TEXT", "of the page")
     size: int | None = option(None, "PX", "shorter side of --photos in pixels; default: each model's own size")
     device: str = option(

@@ -95,13 +95,35 @@ def beside(cell: Cell, metric: Metric) -> str:
     return "; ".join(told)
 
 
-def reported_rows(task: str) -> list[list[str]]:
-    """Papers' numbers of a task as text: data, model, metric, value, source, note."""
-    by_name = {metric.name: metric for metric in TASKS[task].metrics}
-    return [
-        [row.data, row.model, row.metric, by_name[row.metric].text(row.value), row.source, row.note or "–"]
-        for row in reported_for(task)
-    ]
+@dataclass(frozen=True)
+class ReportedTable:
+    """What one paper reports of a task, as text.
+
+    Args:
+        source: the paper, and what is known of how the numbers came about.
+        columns: data sets with the metric.
+        rows: a model and its numbers, "–" where there is none.
+    """
+
+    source: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def reported_tables(task: str) -> list[ReportedTable]:
+    """Papers' numbers of a task, a table a paper."""
+    digits = {metric.name: metric for metric in TASKS[task].metrics}
+    by_source: dict[str, dict[str, dict[str, str]]] = {}
+    for row in reported_for(task):
+        source = row.source + (f" ({row.note})" if row.note else "")
+        models = by_source.setdefault(source, {})
+        models.setdefault(row.model, {})[f"{row.data}, {row.metric}"] = digits[row.metric].text(row.value)
+    found = []
+    for source, models in by_source.items():
+        columns = list(dict.fromkeys(name for numbers in models.values() for name in numbers))
+        rows = [[model, *(numbers.get(name, "–") for name in columns)] for model, numbers in models.items()]
+        found.append(ReportedTable(source, columns, rows))
+    return found
 
 
 def as_json(report: Report) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from selectivit.cli.probes.report_content import (
     cell_of,
     head_of,
     panel_file,
-    reported_rows,
+    reported_tables,
 )
 from selectivit.cli.probes.report_tables import Row, Table
 from selectivit.cli.probes.report_tasks import TASKS, Metric
@@ -98,8 +98,10 @@ def _cell(row: Row, metric: Metric, tokens: str) -> str:
 
 
 def _reported(task: str) -> list[str]:
-    rows = reported_rows(task)
-    return [f"{REPORTED}.", _grid([["data", "model", "metric", "reported", "source", "note"], *rows])] if rows else []
+    parts = [f"{REPORTED}."]
+    for each in reported_tables(task):
+        parts += [f"Reported: {plain(each.source)}", _grid([["model", *each.columns], *each.rows])]
+    return parts if len(parts) > 1 else []
 
 
 def _grid(rows: Sequence[Sequence[str]]) -> str:

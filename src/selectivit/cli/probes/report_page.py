@@ -15,7 +15,7 @@ from selectivit.cli.probes.report_content import (
     cell_of,
     head_of,
     panel_file,
-    reported_rows,
+    reported_tables,
 )
 from selectivit.cli.probes.report_tables import Row, Table
 from selectivit.cli.probes.report_tasks import TASKS, Metric
@@ -57,17 +57,13 @@ def _box(title: str, texts: list[str]) -> str:
 
 def _table(number: int, each: Table, report: Report) -> list[str]:
     columns = head_of(each)
-    rows = [
-        [escape(row.model), escape(row.attention), escape(row.blocks), *(_cell(row, *column) for column in columns)]
-        for row in each.rows
-    ]
-    first = [("model", 1), ("attention", 1), ("block", 1)]
+    rows = [[_name(row), *(_cell(row, *column) for column in columns)] for row in each.rows]
     metrics = [metric.name for metric in each.metrics]
     spans = [(name, sum(metric.name == name for metric, _ in columns)) for name in metrics]
-    head = [[*first, *spans]]
+    head = [[("model", 1), *spans]]
     if len(each.tokens) > 1:
-        head.append([("", 1), ("", 1), ("", 1), *((tokens, 1) for _, tokens in columns)])
-    parts = [listing(about(each)), table(head, rows, left=3), f'<p class="soft">{escape(LEGEND)}</p>']
+        head.append([("", 1), *((tokens, 1) for _, tokens in columns)])
+    parts = [listing(about(each)), table(head, rows, left=1), f'<p class="soft">{escape(LEGEND)}</p>']
     name = report.curves.get(number)
     if name is not None:
         alt = f"{each.metrics[0].name} block by block: {', '.join(each.curves)}"
@@ -76,6 +72,11 @@ def _table(number: int, each: Table, report: Report) -> list[str]:
     note = "DATA stands for the data set's folder; device, batches and --cache do not change a result."
     parts.append(folded("Commands of these runs", f'<p class="soft">{escape(note)}</p><pre>{lines}</pre>'))
     return parts
+
+
+def _name(row: Row) -> str:
+    kind = "" if row.chosen else "block " if row.blocks.isdigit() else "blocks "
+    return f"{escape(row.model)}<small>{escape(row.attention)}; {kind}{escape(row.blocks)}</small>"
 
 
 def _cell(row: Row, metric: Metric, tokens: str) -> str:
@@ -88,11 +89,12 @@ def _cell(row: Row, metric: Metric, tokens: str) -> str:
 
 
 def _reported(task: str) -> str:
-    rows = [[escape(text) for text in row] for row in reported_rows(task)]
-    if not rows:
-        return ""
-    head = [[(name, 1) for name in ("data", "model", "metric", "reported", "source", "note")]]
-    return folded(REPORTED, table(head, rows, left=6), opened=True)
+    parts = []
+    for each in reported_tables(task):
+        head = [[("model", 1), *((column, 1) for column in each.columns)]]
+        rows = [[escape(text) for text in row] for row in each.rows]
+        parts.append(table(head, rows, left=1, caption=f"Reported: {each.source}"))
+    return folded(REPORTED, "".join(parts), opened=True) if parts else ""
 
 
 def _photo(report: Report, number: int) -> str:

@@ -60,8 +60,8 @@ def _uneven(table: Table) -> list[str]:
         fixed = [row.cells.get(metric, {}) for row in table.rows if not row.chosen]
         counts = sorted({len(cells[tokens].seeds) for cells in fixed if tokens in cells})
         if len(counts) > 1:
-            told.append(f"{tokens}: rows are of {' and '.join(map(str, counts))} seeds")
-    return told
+            told.append(f"{' and '.join(map(str, counts))} seeds of {tokens}")
+    return [f"rows are means over unequally many seeds: {'; '.join(told)}"] if told else []
 
 
 def _other(runs: Sequence[Run]) -> list[str]:
