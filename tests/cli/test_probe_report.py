@@ -147,6 +147,9 @@ def test_every_kind_stands_on_one_page_with_the_numbers_of_its_json(run, results
     cell = rows(tables(content, "point-in-box")[0])["two", "softmax", "2"]["PiB %"]["cls"]
     assert cell["mean"] == 100 * point["pib"] and cell["interval"] == [100 * edge for edge in point["interval95"]]
     assert "in 5 tables" in out
+    assert [row["attention"] for row in table["rows"] if row["model"] == "one"] == ["softmax"] * 2 + [
+        "sparsemax, layers -1"
+    ]
 
 
 def test_page_and_markdown_say_the_same_and_need_nothing_beside_them(run, results, tmp_path):
@@ -256,6 +259,22 @@ def test_a_seed_counts_once_and_other_findings_of_it_are_told(run, results, tmp_
     assert str(path) in told and "the first is shown" in told
     first = json.loads((results / "one" / "depth.json").read_text())["runs"][0]["result"]["rmse"]
     assert rows(tables(content, "depth")[0])["one", "softmax", "2"]["RMSE m"]["cls+patch"]["mean"] == first
+
+
+def test_a_curve_is_of_the_seeds_that_all_its_blocks_have(run, results, tmp_path):
+    path = results / "one" / "segmentation.json"
+    content = json.loads(path.read_text())
+    last = next(r for r in content["runs"] if r["settings"]["blocks"] == [2] and r["settings"]["tokens"] == "patch")
+    other = json.loads(json.dumps(last))
+    other["settings"]["seed"], other["result"]["miou"] = 7, last["result"]["miou"] / 2
+    content["runs"].append(other)
+    path.write_text(json.dumps(content))
+    found, *_ = report(run, tmp_path, results)
+    (table,) = tables(found, "segmentation")
+    assert table["curves"]["one, softmax, patch"][2] == [2, pytest.approx(100 * last["result"]["miou"])]
+    cell = rows(table)["one", "softmax", "2"]["mIoU %"]["patch"]
+    assert cell["seeds"] == [0, 7] and cell["mean"] == pytest.approx(75 * last["result"]["miou"])
+    assert any("unequally many seeds: 1 and 2 seeds of patch" in text for text in found["warnings"])
 
 
 def test_one_name_of_two_models_and_skipped_photos_are_told(run, results, tmp_path):

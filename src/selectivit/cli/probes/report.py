@@ -98,6 +98,6 @@ def run(options: Namespace) -> int:
         print(f"note: {warning}", file=sys.stderr)
     for each in found.unfinished:
         print(f"unfinished: {each['folder']}: {each['what']}", file=sys.stderr)
-    print(f"{len(found.runs)} runs of {len({run.variant for run in found.runs})} models in {len(tables)} tables")
+    print(f"{len(found.runs)} runs in {len(tables)} tables")
     print(out / "report.html", out / "report.md", out / "report.json", sep="\n")
     return 1 if found.unfinished or problems else 0

@@ -74,7 +74,7 @@ def by_seed(metric: Metric, runs: Sequence[Run]) -> dict[int, float]:
 
 
 def points_of(metric: Metric, runs: Sequence[Run]) -> list[tuple[int, float]]:
-    """A number block by block, the mean over the seeds.
+    """A number block by block, the mean over the seeds that all blocks have, since heads of other seeds differ too.
 
     Args:
         metric: which.
@@ -84,5 +84,10 @@ def points_of(metric: Metric, runs: Sequence[Run]) -> list[tuple[int, float]]:
         Blocks in their order, and numbers.
     """
     blocks = sorted({run.blocks[0] for run in runs if len(run.blocks) == 1})
-    values = [(b, by_seed(metric, [run for run in runs if run.blocks == (b,)])) for b in blocks]
-    return [(block, statistics.fmean(found.values())) for block, found in values if found]
+    values = {b: by_seed(metric, [run for run in runs if run.blocks == (b,)]) for b in blocks}
+    values = {block: found for block, found in values.items() if found}
+    common = set.intersection(*map(set, values.values())) if values else set()
+    return [
+        (block, statistics.fmean(value for seed, value in found.items() if seed in (common or found)))
+        for block, found in values.items()
+    ]

@@ -15,7 +15,8 @@ from selectivit.eval.reported import reported_for
 
 LEGEND = (
     "Measured here. Bold: the best of its column; rows whose block was chosen by this very score are compared among "
-    "themselves alone. ± is the standard deviation over n seeds of the head."
+    "themselves alone. ± is the standard deviation over n seeds of the head; curves are means over the seeds that all "
+    "their blocks have."
 )
 REPORTED = "Reported by papers: not measured here; of other models, data and protocols, so in no ranking with the above"
 PCA = (

@@ -31,7 +31,7 @@ def as_markdown(report: Report, pictures: str) -> str:
     Returns:
         Markdown as GitHub reads it.
     """
-    parts = [f"# {plain(report.title)}"]
+    parts = [f"# {plain(report.title)}", LEGEND]
     for title, texts in (
         ("Before comparing", report.warnings),
         ("Unfinished, not in the tables", [f"{each['folder']}: {each['what']}" for each in report.unfinished]),
@@ -46,7 +46,9 @@ def as_markdown(report: Report, pictures: str) -> str:
             parts += _table(table)
             if number in report.curves:
                 parts.append(f"![{TASKS[task].title} block by block]({pictures}/{report.curves[number]})")
+            parts.append("<details><summary>Commands of these runs</summary>")
             parts.append("\n".join(["```", *commands_of(table.runs), "```"]))
+            parts.append("</details>")
         parts += _reported(task)
     if report.photos:
         parts += ["## Features of photos", PCA]
@@ -85,7 +87,7 @@ def _table(table: Table) -> list[str]:
         for row in table.rows
     ]
     told = "\n".join(f"- {word}: {plain(text)}" for word, text in about(table))
-    return [told, _grid([head, *rows]), LEGEND]
+    return [told, _grid([head, *rows])]
 
 
 def _cell(row: Row, metric: Metric, tokens: str) -> str:

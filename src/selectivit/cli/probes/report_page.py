@@ -31,7 +31,7 @@ def as_page(report: Report) -> str:
     Returns:
         HTML with all pictures within.
     """
-    parts = [_box("Before comparing", report.warnings)]
+    parts = [f'<p class="soft">{escape(LEGEND)}</p>', _box("Before comparing", report.warnings)]
     parts.append(_box("Unfinished, not in the tables", [f"{e['folder']}: {e['what']}" for e in report.unfinished]))
     for task, some in report.sections():
         parts.append(f"<h2>{escape(TASKS[task].title)}</h2>")
@@ -63,7 +63,7 @@ def _table(number: int, each: Table, report: Report) -> list[str]:
     head = [[("model", 1), *spans]]
     if len(each.tokens) > 1:
         head.append([("", 1), *((tokens, 1) for _, tokens in columns)])
-    parts = [listing(about(each)), table(head, rows, left=1), f'<p class="soft">{escape(LEGEND)}</p>']
+    parts = [listing(about(each)), table(head, rows, left=1)]
     name = report.curves.get(number)
     if name is not None:
         alt = f"{each.metrics[0].name} block by block: {', '.join(each.curves)}"

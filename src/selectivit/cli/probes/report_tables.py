@@ -137,7 +137,10 @@ def _table(task: str, runs: list[Run], names: Mapping[str, str]) -> Table:
     rows: list[Row] = []
     curves: dict[str, list[tuple[int, float]]] = {}
     labelled: dict[str, list[Run]] = {}
-    for some in variants.values():
+    first = list(dict.fromkeys(run.identity for run in runs))
+    # A model's own attention before its swaps, models in the order of the folders.
+    order = sorted(variants.values(), key=lambda v: (first.index(v[0].identity), isinstance(v[0].attention, dict)))
+    for some in order:
         model, attention = _model(some[0], names), attention_in_words(some[0].attention)
         rows += _rows(task, some, tokens, model, attention)
         for name in tokens:
@@ -175,8 +178,8 @@ def _rows(task: str, runs: list[Run], tokens: Sequence[str], model: str, attenti
             best[name] = [run for run in alone if run.blocks == (block,)]
     if best:
         cells = cells_of(metrics, best)
-        for by_tokens in cells.values():
-            for name, cell in by_tokens.items():
+        for metric in metrics:
+            for name, cell in cells.get(metric.name, {}).items() if metric.higher is not None else ():
                 cell.block = best[name][0].blocks[0]
         rows.append(Row(model, attention, f"best of {len(single)}", True, cells))
     return rows

@@ -31,8 +31,11 @@ def warnings_of(tables: Sequence[Table]) -> list[str]:
         title = TASKS[table.task].title
         told += [f"{title}: {text}" for text in (*_repeated(table), *_uneven(table), *_other(table.runs))]
     told += _same_name([run for table in tables for run in table.runs])
-    told += [f"{run.model}: {note}" for table in tables for run in table.runs for note in run.notes]
-    return list(dict.fromkeys(told))
+    notes: dict[str, list[str]] = {}
+    for run in [run for table in tables for run in table.runs]:
+        for note in run.notes:
+            notes[note] = list(dict.fromkeys([*notes.get(note, []), run.model]))
+    return list(dict.fromkeys([*told, *(f"{', '.join(models)}: {note}" for note, models in notes.items())]))
 
 
 def _repeated(table: Table) -> list[str]:
