@@ -79,9 +79,7 @@ def build(answers: Answers, start: Start) -> gr.Blocks:
         active = gr.State("Features")
         gr.HTML(LEAD)
         with gr.Row():
-            upload = gr.File(
-                label="Your photo: choose a file, or drop it here", file_types=["image"], height=140, scale=1
-            )
+            upload = gr.File(label="Your photo", file_types=["image"], height=140, scale=1, elem_id="sv-upload")
             with gr.Column(scale=1):
                 offered = gr.Dropdown(
                     [(name, i) for i, name in enumerate(answers.offered())], value=0, label="Or one of these"
@@ -138,8 +136,10 @@ def _features(answers: Answers, start: Start, photo: Any, place: Any) -> tuple[T
         with gr.Column(scale=3, min_width=320):
             maps = gr.HTML(elem_id="sv-maps", js_on_load=_script("wipe"), apply_default_css=False)
             with gr.Row():
-                pick = gr.HTML(elem_id="sv-picker", js_on_load=_script("pick"), apply_default_css=False, min_width=200)
-                seen = gr.HTML(elem_id="sv-attention", apply_default_css=False, scale=2, min_width=300)
+                with gr.Column(scale=1, min_width=240):
+                    pick = gr.HTML(elem_id="sv-picker", js_on_load=_script("pick"), apply_default_css=False)
+                with gr.Column(scale=2, min_width=300):
+                    seen = gr.HTML(elem_id="sv-attention", apply_default_css=False)
 
     def ask(photo: Any, place: Any, model: str, size: int, *rule: Any) -> Any:
         return answers.features(photo, place, model, size, Attend(*rule))

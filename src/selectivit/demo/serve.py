@@ -48,7 +48,7 @@ def launch(answers: Answers, start: Start, host: str = "127.0.0.1", port: int = 
     fonts: dict[str, Any] = {
         "font": ["system-ui", "sans-serif"],
         "font_mono": ["ui-monospace", "monospace"],
-    }  # none from elsewhere
+    }
     try:
         page.queue(max_size=64, api_open=False).launch(
             server_name=host,
