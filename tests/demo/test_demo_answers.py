@@ -24,7 +24,6 @@ from selectivit.demo.photo import Limits, keep, open_photo, ready, rendered_scen
 from selectivit.demo.shelf import NotOfferedError, Shelf
 from selectivit.eval.cost import veca_cost
 from selectivit.models.names import EMBEDDED
-from selectivit.openvocab.presets import PRESETS
 
 SIZE = 112
 
@@ -183,7 +182,7 @@ def test_uploads_have_limits_and_a_bad_one_leaves_the_photo(tmp_path, photo, mad
     large = write_photo(tmp_path / "large.png", (9, 9, 9), size=(300, 200))
     with pytest.raises(ImageError, match="300 x 200 pixels, more than the limit of 50000"):
         open_photo(large, Limits(megapixels=0.05))
-    with pytest.raises(ImageError, match="megabytes, more than the limit of 0.0001"):
+    with pytest.raises(ImageError, match=r"megabytes, more than the limit of 0\.0001"):
         open_photo(large, Limits(megabytes=0.0001))
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8 not a photo")
     kept, said = Answers(made[0], made[1]).take(photo, lambda: open_photo(tmp_path / "broken.jpg"))
@@ -271,7 +270,7 @@ def test_text_of_visitors_is_text(made, photo):
 
 
 def test_every_picture_has_alternative_text(made, photo):
-    answers, (shelf, memory, vit, clip) = Answers(made[0], made[1]), made
+    answers, (_, _, vit, clip) = Answers(made[0], made[1]), made
     parts = [*answers.features(photo, MIDDLE, vit, SIZE, Attend()), answers.budget(photo, "veca-tiny", SIZE, 4)]
     parts += [answers.segmentation(photo, clip, "ball, sky", "clip", None), answers.layers(photo, vit, SIZE, Attend())]
     images = re.findall(r"<img [^>]*?>", "".join(parts))

@@ -79,7 +79,13 @@ def build(answers: Answers, start: Start) -> gr.Blocks:
         active = gr.State("Features")
         gr.HTML(LEAD)
         with gr.Row():
-            upload = gr.File(label="Your photo", file_types=["image"], height=140, scale=1, elem_id="sv-upload")
+            upload = gr.File(
+                label=f"Your photo, {answers.limits.megabytes:g} MB at most",
+                file_types=["image"],
+                height=140,
+                scale=1,
+                elem_id="sv-upload",
+            )
             with gr.Column(scale=1):
                 offered = gr.Dropdown(
                     [(name, i) for i, name in enumerate(answers.offered())], value=0, label="Or one of these"
