@@ -73,7 +73,7 @@ def build(answers: Answers, start: Start) -> gr.Blocks:
     Returns:
         The page, to be launched.
     """
-    first = answers.offered_photo(0)
+    first, largest = answers.offered_photo(0), num_cores(answers.shelf, start.veca)
     with gr.Blocks(title="selectivit", analytics_enabled=False, delete_cache=(600, 1800)) as page:
         photo, place = gr.State(first, time_to_live=7200), gr.State(MIDDLE, time_to_live=7200)
         active = gr.State("Features")
@@ -95,7 +95,7 @@ def build(answers: Answers, start: Start) -> gr.Blocks:
             tabs = [
                 _features(answers, start, photo, place),
                 _segment(answers, start, photo),
-                _budget(answers, start, photo),
+                _budget(answers, start, photo, largest),
                 _layers(answers, start, photo),
             ]
         everything = [active, *(i for tab, _ in tabs for i in tab.inputs)]
@@ -187,14 +187,14 @@ def _segment(answers: Answers, start: Start, photo: Any) -> tuple[Tab, gr.Tab]:
     return Tab("Segment", ask, inputs, [shown]), item
 
 
-def _budget(answers: Answers, start: Start, photo: Any) -> tuple[Tab, gr.Tab]:
+def _budget(answers: Answers, start: Start, photo: Any, largest: int) -> tuple[Tab, gr.Tab]:
     with gr.Tab("Budget") as item, gr.Row():
         with gr.Column(scale=1, min_width=260):
             model, size = (
                 _model(answers, start.veca, "Core-periphery model (VECA): a name or a folder"),
                 _size(start.size),
             )
-            cores = gr.Slider(1, num_cores(answers.shelf, start.veca), value=8, step=1, label="Cores in use")
+            cores = gr.Slider(1, largest, value=min(8, largest), step=1, label="Cores in use")
         with gr.Column(scale=3, min_width=320):
             shown = gr.HTML(elem_id="sv-budget", apply_default_css=False)
 
@@ -203,10 +203,10 @@ def _budget(answers: Answers, start: Start, photo: Any) -> tuple[Tab, gr.Tab]:
 
     def refit(name: str, cores: float) -> Any:
         try:
-            largest = num_cores(answers.shelf, name)
+            there = num_cores(answers.shelf, name)
         except (ValueError, OSError, ImportError):  # the answer says what is wrong with the name
             return gr.skip()
-        return gr.Slider(maximum=largest, value=min(cores, largest))
+        return gr.Slider(maximum=there, value=min(cores, there))
 
     inputs = [photo, model, size, cores]
     _on_change([model, size, cores], ask, inputs, [shown])

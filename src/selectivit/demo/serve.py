@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ def launch(answers: Answers, start: Start, host: str = "127.0.0.1", port: int = 
     """
     for name, value in SILENT.items():
         os.environ.setdefault(name, value)
+    _check_port(host, port)
     _reach_itself(host)
     try:
         from gradio.themes import Default
@@ -45,34 +47,44 @@ def launch(answers: Answers, start: Start, host: str = "127.0.0.1", port: int = 
     from selectivit.demo.page import STATIC, build
 
     page = build(answers, start)
-    fonts: dict[str, Any] = {
+    fonts: dict[str, Any] = {  # of the visitor's system: the theme's own would come from elsewhere
         "font": ["system-ui", "sans-serif"],
         "font_mono": ["ui-monospace", "monospace"],
     }
-    try:
-        page.queue(max_size=64, api_open=False).launch(
-            server_name=host,
-            server_port=port,
-            root_path=root_path,
-            prevent_thread_lock=True,
-            quiet=True,
-            share=False,
-            inbrowser=False,
-            inline=False,
-            ssr_mode=False,
-            pwa=False,
-            mcp_server=False,
-            run_history=False,
-            enable_monitoring=False,
-            footer_links=[],
-            max_file_size=round(answers.limits.megabytes * 1e6),
-            state_session_capacity=200,
-            theme=Default(**fonts),
-            css_paths=[Path(STATIC / "page.css")],
-        )
-    except OSError as error:
-        raise OSError(f"cannot listen on {host}:{port}, which may be taken: give another --port ({error})") from error
+    page.queue(max_size=64, api_open=False).launch(
+        server_name=host,
+        server_port=port,
+        root_path=root_path,
+        prevent_thread_lock=True,
+        quiet=True,
+        share=False,
+        inbrowser=False,
+        inline=False,
+        ssr_mode=False,
+        pwa=False,
+        mcp_server=False,
+        run_history=False,
+        enable_monitoring=False,
+        footer_links=[],
+        max_file_size=round(answers.limits.megabytes * 1e6),
+        state_session_capacity=200,
+        theme=Default(**fonts),
+        css_paths=[Path(STATIC / "page.css")],
+    )
     return page
+
+
+def _check_port(host: str, port: int) -> None:
+    """Say that a port is not to be had before anything is built for it."""
+    try:
+        where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(where[0], socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where[4])
+    except (OSError, OverflowError) as error:
+        raise OSError(
+            f"cannot listen on {host}:{port} ({error}): give a --port that is free, and a --host of this machine"
+        ) from error
 
 
 def _reach_itself(host: str) -> None:
