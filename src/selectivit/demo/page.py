@@ -174,7 +174,7 @@ def _segment(answers: Answers, start: Start, photo: Any) -> tuple[Tab, gr.Tab]:
             go = gr.Button("Segment", variant="primary")
             preset = gr.Dropdown(list(PRESETS), value="entmax-qq", label="Preset: how the CLIP is read")
             source = gr.Radio([OWN, ALPHA, AUTO], value=OWN, label="Attention")
-            alpha = gr.Slider(1, 2, value=1.2, step=0.05, label="α of entmax (1 is softmax)")
+            alpha = gr.Slider(1, 2, value=1.2, step=0.05, label="α of entmax")
         with gr.Column(scale=3, min_width=320):
             shown = gr.HTML(elem_id="sv-segments", js_on_load=_script("hover"), apply_default_css=False)
 
@@ -248,7 +248,7 @@ def _attend() -> list[Any]:
     default = Attend()
     return [
         gr.Dropdown(list(NORMALIZERS), value=default.normalizer, label="Normalizer in softmax's place"),
-        gr.Slider(1, 2, value=default.alpha, step=0.05, label="α of entmax (1 is softmax)"),
+        gr.Slider(1, 2, value=default.alpha, step=0.05, label="α of entmax"),
         gr.Dropdown(SCORES, value=default.scores, label="Scores: what is compared"),
         gr.Slider(1, 12, value=default.last, step=1, label="How many of the last layers"),
     ]
