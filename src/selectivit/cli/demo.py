@@ -103,12 +103,9 @@ def prepare(what: DemoOptions, photos: list[str]) -> tuple[Answers, Start]:
     Returns:
         Answers, and what the page begins with.
     """
-    try:
-        import gradio  # noqa: F401  # before models are loaded: to wait and then hear that it is missing is no fun
-    except ModuleNotFoundError as error:
-        from selectivit.demo.serve import MISSING
+    from selectivit.demo.serve import need_gradio
 
-        raise ImportError(f"{MISSING} ({error})") from error
+    need_gradio()  # before models are loaded: to wait and then hear that it is missing is no fun
     from selectivit.demo.answers import MIDDLE, Answers
     from selectivit.demo.attending import Attend
     from selectivit.demo.memory import Memory

@@ -40,10 +40,9 @@ def launch(answers: Answers, start: Start, host: str = "127.0.0.1", port: int = 
         os.environ.setdefault(name, value)
     _check_port(host, port)
     _reach_itself(host)
-    try:
-        from gradio.themes import Default
-    except ModuleNotFoundError as error:
-        raise ImportError(f"{MISSING} ({error})") from error
+    need_gradio()
+    from gradio.themes import Default
+
     from selectivit.demo.page import STATIC, build
 
     page = build(answers, start)
@@ -72,6 +71,18 @@ def launch(answers: Answers, start: Start, host: str = "127.0.0.1", port: int = 
         css_paths=[Path(STATIC / "page.css")],
     )
     return page
+
+
+def need_gradio() -> None:
+    """Say how to install gradio where it is missing.
+
+    Raises:
+        ImportError: it is.
+    """
+    try:
+        import gradio  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{MISSING} ({error})") from error
 
 
 def _check_port(host: str, port: int) -> None:
