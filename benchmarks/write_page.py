@@ -22,9 +22,10 @@ Row = dict[str, Any]
 
 HEAD = """# Benchmarks
 
-All of this was measured here, none of it is a paper's. The page is written by `python benchmarks/write_page.py` from
-`benchmarks/results/*.json`, which hold more than the tables: quartiles, rounds, every head and seed. Ratios are of medians
-of interleaved rounds. Below 1 in a column "over softmax" means faster than softmax; losses stand beside gains.
+All of this was measured here, none of it is a paper's. The page is written by
+`python benchmarks/write_page.py` from `benchmarks/results/*.json`, which hold more than the tables: quartiles, rounds,
+every head and seed. Ratios are of medians of interleaved rounds. Below 1 in a column "over softmax" means faster than
+softmax; losses stand beside gains.
 
 No table here was measured on a GPU unless its machine says so.
 """
@@ -153,11 +154,8 @@ def section(name: str) -> str:
     result = json.loads((RESULTS / f"{name}.json").read_text())
     how = SECTIONS.get(name, Section(result.get("command", "")))
     rows = list(how.rows(result)) if how.rows else [plain(row) for row in found_rows(result)]
-    parts = [
-        f"## {name.replace('_', ' ').capitalize().replace(' cpu', ' (CPU)').replace('Veca', 'VECA')}",
-        question(result),
-        conditions(result),
-    ]
+    title = name.replace("_", " ").capitalize().replace(" cpu", " (CPU)").replace("Veca", "VECA")
+    parts = [f"## {title}", question(result), conditions(result)]
     parts += [f"`{how.command}`"] if how.command else []
     parts += [table(rows)] if rows else []
     parts += [how.note] if how.note else []
