@@ -1,4 +1,4 @@
-"""Claim: the scale of the scores decides what an untrained swap of all layers keeps: a calibration, and it is softmax's.
+"""Claim: the scale of the scores decides what an untrained swap of all layers keeps of softmax's features.
 
 python examples/calibrated_sparsity.py dinov2-small examples/cat.jpg --size 224
 

@@ -1,4 +1,4 @@
-"""Claim: one core-periphery model serves every budget: its cores are ordered, and the first few are a model by themselves.
+"""Claim: one core-periphery model serves every budget: its cores are ordered, and the first few are a whole model.
 
 python examples/elastic_budget.py veca-tiny examples/cat.jpg --size 448
 

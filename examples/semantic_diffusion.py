@@ -2,8 +2,8 @@
 
 python examples/semantic_diffusion.py dinov2-small examples/cat.jpg examples/coffee.jpg
 
-Mean cosine of patches and class token, block by block: softmax, then entmax-1.5 in the last blocks, nothing trained. The
-paper trains with entmax from the start; whether a swap lowers the cosine depends on model and photos, and is shown here.
+Mean cosine of patches and class token, block by block: softmax, then entmax-1.5 in the last blocks, nothing trained.
+The paper trains with entmax from the start; whether a swap lowers the cosine depends on model and photos.
 Source: arXiv 2605.23868 (semantic diffusion).
 """
 

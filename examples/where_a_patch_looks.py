@@ -2,7 +2,7 @@
 
 python examples/where_a_patch_looks.py dinov2-small examples/cat.jpg --size 448 --patch 16,24 --out patch.png
 
-Draws the last layer's attention of one patch for qk, qq, kk and vv, softmax above and entmax below; grey is exactly zero.
+Draws the last layer's attention of one patch for qk, qq, kk and vv, softmax above, entmax below; grey is exactly zero.
 Source: arXiv 2607.07135.
 """
 
