@@ -1,6 +1,6 @@
 """Is α chosen by the image as good as softmax where attention is sharp, and as entmax where it is diffuse?
 
-    python benchmarks/auto_alpha.py MODEL_FOLDER
+    python benchmarks/auto_alpha.py
 
 Held-out scenes, a small CLIP trained on such scenes, mean IoU with the last block under each score source; attention is
 made sharper by a temperature, as larger or longer trained models have it. Written to
@@ -70,8 +70,8 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="folder of a CLIP that examples/scenes/train_clip.py trained")
-    parser.add_argument("--scenes", type=int, default=100, help="how many held-out scenes")
+    parser.add_argument("model", nargs="?", default="scenes", help="a CLIP of such scenes: a name or a folder")
+    parser.add_argument("--scenes", type=int, default=40, help="how many held-out scenes")
     parser.add_argument("--threads", type=int, default=2)
     default = Path(__file__).parent / "results" / "auto_alpha.json"
     parser.add_argument("--out", type=Path, default=default)

@@ -1,10 +1,10 @@
 """Does entmax segment rendered scenes better than softmax, per score source and preset? With a CLIP trained on them.
 
-    python benchmarks/scenes_segmentation.py MODEL_FOLDER
+    python benchmarks/scenes_segmentation.py
 
-Held-out scenes, mean IoU over the 18 classes at the scenes' own size. Every preset as it is published, through
-`OpenVocabularySegmenter`; and softmax against entmax per score source at 448 px, with the last block's residual and FFN
-kept and dropped. Written to benchmarks/results/scenes_segmentation.json.
+Held-out scenes, mean IoU over the 18 classes at the scenes' own size. Every preset through `OpenVocabularySegmenter`,
+as published but for the size, 224 px without windows, about the scenes' own; and softmax against entmax per score
+source, with the last block's residual and FFN kept and dropped. Written to benchmarks/results/scenes_segmentation.json.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from selectivit.openvocab.prompts import find_templates, text_features
 from selectivit.openvocab.segmenter import OpenVocabularySegmenter
 from selectivit.swap.last_blocks import enter
 
-SEED, SIZE, BATCH = 2026, 448, 8
+SEED, SIZE, BATCH = 2026, 224, 8
 SOURCES = ("qk", "qq", "kk", "vv", "qq+kk", "qq+kk+vv")
 
 
@@ -119,7 +119,8 @@ def main() -> None:
 
 
 def _end_to_end(clip, scenes: list[Scene], preset: Preset) -> dict[str, float]:
-    segmenter, confusion = OpenVocabularySegmenter(clip, CLASSES, preset), Confusion()
+    at_size = replace(preset, size=SIZE, window=None, stride=None)
+    segmenter, confusion = OpenVocabularySegmenter(clip, CLASSES, at_size), Confusion()
     for made in scenes:
         confusion.add(right_map(made), segmenter(to_image(made.image)).index_map)
     return confusion.miou()
@@ -127,8 +128,8 @@ def _end_to_end(clip, scenes: list[Scene], preset: Preset) -> dict[str, float]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="folder of a CLIP that examples/scenes/train_clip.py trained")
-    parser.add_argument("--scenes", type=int, default=300, help="how many held-out scenes")
+    parser.add_argument("model", nargs="?", default="scenes", help="a CLIP of such scenes: a name or a folder")
+    parser.add_argument("--scenes", type=int, default=100, help="how many held-out scenes")
     parser.add_argument("--threads", type=int, default=2)
     default = Path(__file__).parent / "results" / "scenes_segmentation.json"
     parser.add_argument("--out", type=Path, default=default)

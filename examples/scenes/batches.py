@@ -1,4 +1,4 @@
-"""Batches of rendered scenes and captions, made from the step's number alone; four scenes each differ little."""
+"""Batches of rendered scenes, captions and their words, made from the step's number; four scenes each differ little."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from selectivit.data.scene_layouts import SHORT, Layout, Thing, caption, draw_layout, vary
+from selectivit.data.scene_layouts import ATTRIBUTES, CLASSES, SHORT, Layout, Thing, caption, draw_layout, vary
 from selectivit.data.scene_rendering import render
 from selectivit.openvocab.prompts import find_templates
 
 MEAN, STD = 0.5, 0.25
 KINDS = ("shape", "color", "pattern", "material")
+WORDS = (*CLASSES, *(word for words in ATTRIBUTES.values() for word in words))
 TEMPLATES = (*SHORT, *SHORT, *find_templates("imagenet80"))  # captions of one object, and the prompts of later use
 
 
@@ -28,6 +29,7 @@ class Stage:
         side: of the square scenes, in pixels.
         things: least and largest number of objects.
         radius: least and largest radius of objects, in pixels.
+        captions: whether texts are contrasted with images, beside the words of captions told from images.
         dropped: share of the patches that are dropped.
         shapes: share of the fours whose scenes differ in their objects' shapes alone.
         plain: share of the fours whose objects are plain and matte.
@@ -37,13 +39,14 @@ class Stage:
     side: int
     things: tuple[int, int]
     radius: tuple[float, float]
+    captions: bool = True
     dropped: float = 0.0
     shapes: float = 0.0
     plain: float = 0.0
 
 
-class Batches(Dataset[tuple[Tensor, Tensor]]):
-    """Images (B, 3, side, side), normalised, and tokens (B, context) by the step's number.
+class Batches(Dataset[tuple[Tensor, Tensor, Tensor]]):
+    """Images (B, 3, side, side), normalised, tokens (B, context) and words (B, `WORDS`) by the step's number.
 
     Args:
         stages: one after the other.
@@ -58,7 +61,7 @@ class Batches(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return self.stages[-1].until
 
-    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
         stage = next(stage for stage in self.stages if step < stage.until)
         rng = np.random.default_rng([self.seed, step])
         images, captions = [], []
@@ -67,7 +70,13 @@ class Batches(Dataset[tuple[Tensor, Tensor]]):
                 images.append(_pixels(layout, stage.side))
                 captions.append(caption(layout, rng, short=0.15, always=said, templates=TEMPLATES))
         pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float()
-        return (pixels / 255 - MEAN) / STD, self.tokenizer(captions)
+        return (pixels / 255 - MEAN) / STD, self.tokenizer(captions), named(captions)
+
+
+def named(captions: list[str]) -> Tensor:
+    """The words that captions name, as shares of each caption, (B, `WORDS`)."""
+    hot = torch.tensor([[word in text.replace(",", "").split() for word in WORDS] for text in captions]).float()
+    return hot / hot.sum(1, keepdim=True).clamp_min(1)
 
 
 def _four(stage: Stage, rng: np.random.Generator) -> list[tuple[Layout, tuple[str, ...]]]:

@@ -120,3 +120,68 @@ def write_masked(folder, classes, count=4):
         Image.fromarray(blocks.repeat(8, 0).repeat(8, 1)).save(folder / "masks" / f"{i}.png")
     (folder / "classes.json").write_text(json.dumps(list(classes)))
     return folder
+
+
+def save(path, pixels):
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def make_classes(root):
+    """Dark, grey and light photos, six of each to learn from and three to be scored on."""
+    import numpy as np
+
+    draw = np.random.default_rng(0)
+    for split, count in (("train", 6), ("val", 3)):
+        for name, (low, high) in {"dark": (0, 60), "grey": (100, 150), "light": (200, 255)}.items():
+            for i in range(count):
+                shape = (40, 44, 3) if i % 2 else (44, 40, 3)
+                save(root / split / name / f"{i}.png", draw.integers(low, high, shape, dtype=np.uint8))
+    return root
+
+
+def make_streets(root):
+    """Photos with dark left and bright right parts, and masks of them."""
+    import numpy as np
+
+    draw = np.random.default_rng(0)
+    for split, count in (("train", 4), ("val", 2)):
+        for i in range(count):
+            mask = np.zeros((32, 48), dtype=np.uint8)
+            mask[:, 16 + 8 * (i % 2) :] = 1
+            mask[:2] = 2
+            pixels = np.where(mask[..., None] == 1, 200, 30) + draw.integers(0, 40, (32, 48, 3))
+            save(root / "images" / split / f"{i}.png", pixels.astype(np.uint8))
+            save(root / "masks" / split / f"{i}.png", mask)
+    (root / "classes.json").write_text('{"0": "dark", "1": "bright", "2": "void"}')
+    return root
+
+
+def make_rooms(root):
+    """Ten frames whose brightness is their depth."""
+    import numpy as np
+
+    for i in range(10):
+        depth = np.tile(np.linspace(1000 + 100 * i, 4000, 48).astype(np.uint16), (32, 1))
+        depth[0] = 65535
+        pixels = np.repeat((depth[..., None] / 20).clip(0, 255), 3, -1).astype(np.uint8)
+        save(root / f"f{i:02d}.color.png", pixels)
+        save(root / f"f{i:02d}.depth.png", depth)
+    return root
+
+
+@pytest.fixture
+def classes(tmp_path):
+    return make_classes(tmp_path / "classes")
+
+
+@pytest.fixture
+def streets(tmp_path):
+    return make_streets(tmp_path / "streets")
+
+
+@pytest.fixture
+def rooms(tmp_path):
+    return make_rooms(tmp_path / "rooms")

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from conftest import save
+
 # A shell's background jobs, and so tests run in one, start with Ctrl-C ignored; a terminal's do not.
 FROM_A_TERMINAL = (
     sys.executable,
@@ -19,52 +21,6 @@ FROM_A_TERMINAL = (
     "from selectivit.cli.main import main; sys.exit(main(sys.argv[1:]))",
 )
 QUICK = ("--size", 32, "--device", "cpu")
-
-
-def save(path, pixels):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(path)
-
-
-@pytest.fixture
-def classes(tmp_path):
-    """Dark, red and noisy photos."""
-    draw = np.random.default_rng(0)
-    for split, count in (("train", 6), ("val", 3)):
-        for name, (low, high) in {"dark": (0, 60), "grey": (100, 150), "light": (200, 255)}.items():
-            for i in range(count):
-                shape = (40, 44, 3) if i % 2 else (44, 40, 3)
-                save(tmp_path / "classes" / split / name / f"{i}.png", draw.integers(low, high, shape, dtype=np.uint8))
-    return tmp_path / "classes"
-
-
-@pytest.fixture
-def streets(tmp_path):
-    """Photos with dark left and bright right parts, and masks of them."""
-    draw = np.random.default_rng(0)
-    root = tmp_path / "streets"
-    for split, count in (("train", 4), ("val", 2)):
-        for i in range(count):
-            mask = np.zeros((32, 48), dtype=np.uint8)
-            mask[:, 16 + 8 * (i % 2) :] = 1
-            mask[:2] = 2
-            pixels = np.where(mask[..., None] == 1, 200, 30) + draw.integers(0, 40, (32, 48, 3))
-            save(root / "images" / split / f"{i}.png", pixels.astype(np.uint8))
-            save(root / "masks" / split / f"{i}.png", mask)
-    (root / "classes.json").write_text('{"0": "dark", "1": "bright", "2": "void"}')
-    return root
-
-
-@pytest.fixture
-def rooms(tmp_path):
-    """Ten frames whose brightness is their depth."""
-    for i in range(10):
-        depth = np.tile(np.linspace(1000 + 100 * i, 4000, 48).astype(np.uint16), (32, 1))
-        depth[0] = 65535
-        pixels = np.repeat((depth[..., None] / 20).clip(0, 255), 3, -1).astype(np.uint8)
-        save(tmp_path / "rooms" / f"f{i:02d}.color.png", pixels)
-        save(tmp_path / "rooms" / f"f{i:02d}.depth.png", depth)
-    return tmp_path / "rooms"
 
 
 @pytest.fixture

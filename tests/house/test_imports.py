@@ -39,7 +39,8 @@ HOSTS = {
     "jsonargparse": {"cli"},
     "onnx": {"models"},
     "onnxruntime": {"export"},
-    "PIL": {"data", "vis", "cli"},
+    "PIL": {"data", "vis", "cli", "demo"},
+    "gradio": {"demo"},
     "lightning": {"train"},
     "lightly": {"train", "data/multi_crop.py"},
     "datasets": {"data/hub_dataset.py"},
@@ -99,7 +100,7 @@ def run(code: str) -> str:
 
 
 def test_import_is_light():
-    heavy = [*HOSTS, "pytorch_lightning", "gradio", "lightly", "pandas", "sklearn"]
+    heavy = [*HOSTS, "pytorch_lightning", "lightly", "pandas", "sklearn"]
     heavy.remove("PIL")  # torch's own start-up may look for it
     out = run(f"import selectivit, sys; print([m for m in {heavy!r} if m in sys.modules])")
     assert out.strip() == "[]"

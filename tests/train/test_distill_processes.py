@@ -64,7 +64,7 @@ def ranks(count):
 def assert_one_run(out, whole):
     found = load_file(out / "final" / "model.safetensors")
     for name in whole:
-        # Muon orthogonalises the blocks' matrices in bfloat16, so that the last bit of a gradient may move one of theirs.
+        # Muon orthogonalises the blocks' matrices in bfloat16: the last bit of a gradient may move one of theirs.
         atol = 1e-4 if name.startswith("blocks.") and whole[name].ndim == 2 else 1e-5
         torch.testing.assert_close(found[name], whole[name], atol=atol, rtol=1e-4, msg=name)
     assert json.loads((out / "run.json").read_text())["state"] == "done"

@@ -13,6 +13,7 @@ from selectivit.cli import (
     budget,
     compare,
     cores,
+    demo,
     diagnose,
     distill,
     doctor,
@@ -47,6 +48,7 @@ COMMANDS = {
     "cores": cores,
     "umap": umap,
     "export": export,
+    "demo": demo,
 }
 """Name -> module with HELP, add_arguments(parser) and run(options) -> exit status."""
 

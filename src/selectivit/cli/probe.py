@@ -10,7 +10,7 @@ from __future__ import annotations
 from jsonargparse import ArgumentParser, Namespace
 
 from selectivit.cli import point_in_box
-from selectivit.cli.probes import depth, knn, layers, linear, segmentation
+from selectivit.cli.probes import depth, knn, layers, linear, report, segmentation
 
 HELP = "judge frozen features by k-NN, linear classifiers, segmentation and depth, from any block; Point-in-Box"
 
@@ -21,6 +21,7 @@ KINDS = {
     "depth": depth,
     "layers": layers,
     "point-in-box": point_in_box,
+    "report": report,
 }
 """Name -> module with HELP, add_arguments(parser) and run(options) -> exit status."""
 

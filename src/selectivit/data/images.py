@@ -41,7 +41,9 @@ class LoadedImage:
     notes: tuple[str, ...] = ()
 
 
-def read_image(path: str | os.PathLike[str], *, shorter_side: int | None = None) -> LoadedImage:
+def read_image(
+    path: str | os.PathLike[str], *, shorter_side: int | None = None, max_pixels: int = MAX_PIXELS
+) -> LoadedImage:
     """Read a picture as 8-bit RGB.
 
     The EXIF rotation is applied. Of several frames or pages the first is taken; transparency is laid on white; 16-bit
@@ -51,6 +53,7 @@ def read_image(path: str | os.PathLike[str], *, shorter_side: int | None = None)
         path: JPEG, PNG, WebP, GIF, TIFF, BMP, PPM, JPEG 2000 or AVIF.
         shorter_side: pixels; a hint that the picture will be scaled down to about this. Large JPEGs are then decoded at
             1/2, 1/4 or 1/8 of their size, with both sides still at least twice this: less time and memory.
+        max_pixels: a picture of more is refused before it is decoded; at most `MAX_PIXELS`.
 
     Returns:
         The picture and notes.
@@ -72,7 +75,7 @@ def read_image(path: str | os.PathLike[str], *, shorter_side: int | None = None)
     except OSError as error:
         raise ImageError(f"{path} cannot be read ({error.strerror}): allow reading it") from error
     with file:
-        return _read(file, str(path), shorter_side)
+        return _read(file, str(path), shorter_side, max_pixels)
 
 
 def decode_image(content: bytes, name: str, *, shorter_side: int | None = None) -> LoadedImage:
@@ -100,13 +103,13 @@ def decode_image(content: bytes, name: str, *, shorter_side: int | None = None) 
     return _read(io.BytesIO(content), name, shorter_side)
 
 
-def _read(file: IO[bytes], name: str, shorter_side: int | None) -> LoadedImage:
+def _read(file: IO[bytes], name: str, shorter_side: int | None, max_pixels: int = MAX_PIXELS) -> LoadedImage:
     notes: list[str] = []
     # PIL tells small faults by warnings: they become notes, and never errors where warnings are errors.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            image = _decode(file, name, shorter_side, notes)
+            image = _decode(file, name, shorter_side, min(max_pixels, MAX_PIXELS), notes)
         except ImageError:
             raise
         except Image.DecompressionBombError:
@@ -140,13 +143,14 @@ def _check_file(path: Path) -> None:
         raise ImageError(f"{path} is empty (0 bytes): get a whole copy of the file")
 
 
-def _decode(file: IO[bytes], name: str, shorter_side: int | None, notes: list[str]) -> Image.Image:
+def _decode(file: IO[bytes], name: str, shorter_side: int | None, max_pixels: int, notes: list[str]) -> Image.Image:
     Image.init()
     image = Image.open(file, formats=[known for known in _FORMATS if known in Image.OPEN])
-    if image.width * image.height > MAX_PIXELS:
+    if image.width * image.height > max_pixels:
+        bomb = ", and might be a decompression bomb" if max_pixels == MAX_PIXELS else ""
         raise ImageError(
-            f"{name} has {image.width} x {image.height} pixels, more than the limit of {MAX_PIXELS}, "
-            "and might be a decompression bomb: scale it down first"
+            f"{name} has {image.width} x {image.height} pixels, more than the limit of {max_pixels}{bomb}: scale it "
+            "down first"
         )
     frames = getattr(image, "n_frames", 1)
     if frames > 1:

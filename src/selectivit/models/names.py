@@ -12,12 +12,13 @@ from pathlib import Path
 FORMS = """Accepted names:
   dinov2-small                              the real DINOv2 ViT-S/14, from the model hub or else through pip
   veca-tiny                                 our small core-periphery model, part of the package
+  scenes                                    our small CLIP of rendered scenes, part of the package
   vit_base_patch16_224.augreg_in21k         a timm name (also timm:NAME)
   facebook/dinov2-small                     a transformers id (also transformers:ID)
   open_clip:ViT-B-16/openai                 an open_clip model and its tag
   ./folder                                  a folder that timm, transformers, open_clip or save_pretrained wrote"""
 
-EMBEDDED = {"veca-tiny": Path(__file__).parent / "veca_tiny"}
+EMBEDDED = {"veca-tiny": Path(__file__).parent / "veca_tiny", "scenes": Path(__file__).parent / "scenes_clip"}
 """Models whose weights come with the package: name -> folder."""
 PREFIXES = ("timm", "transformers", "open_clip")
 
@@ -42,6 +43,7 @@ class ModelEntry:
 ENTRIES = (
     ModelEntry("dinov2-small", "timm", 22_056_192, "DINOv2 ViT-S/14; needs no model hub"),
     ModelEntry("veca-tiny", "selectivit", 5_545_697, "VECA of 12 blocks, 192 wide, from DINOv2-small; for research"),
+    ModelEntry("scenes", "open_clip", 4_324_417, "CLIP ViT of 6 layers, 192 wide, patch 8, on rendered scenes; a toy"),
     ModelEntry("vit_base_patch14_dinov2.lvd142m", "timm", 86_579_712, "DINOv2 ViT-B/14"),
     ModelEntry("vit_small_patch14_reg4_dinov2.lvd142m", "timm", 22_057_344, "DINOv2 ViT-S/14 with 4 registers"),
     ModelEntry("vit_small_patch16_dinov3.lvd1689m", "timm", 21_586_944, "DINOv3 ViT-S/16"),

@@ -42,7 +42,7 @@ def layer_picture(
         axes.plot(blocks, values, color=colour, marker=marker, linestyle=line, linewidth=2, markersize=5, label=name)
         block, value = (max if higher else min)(points, key=lambda point: point[1])
         axes.plot([block], [value], marker="o", markersize=13, fillstyle="none", color=colour)
-        axes.annotate(f"{value:.3f}", (block, value), (0, 9), textcoords="offset points", ha="center", fontsize=9)
+        axes.annotate(f"{value:#.3g}", (block, value), (0, 9), textcoords="offset points", ha="center", fontsize=9)
     every = sorted({block for points in series.values() for block, _ in points})
     axes.set_xticks(every[:: max(1, len(every) // 24)])
     axes.set_xlabel("block (circle: the best)", fontsize=10)

@@ -109,7 +109,7 @@ def overlay_png(
         raise ValueError(f"expected a photo and an index map of one size, got {photo.shape} and {index_map.shape}")
     shares = torch.bincount(index_map.long().flatten(), minlength=len(names)) / index_map.numel()
     colours = palette(len(names), has_background=has_background)
-    blended = _blend(*_shrunk(photo, index_map), colours, opacity, has_background)
+    blended = blend(*_shrunk(photo, index_map), colours, opacity, has_background)
     shown = [name if drawable(name) else NO_FONT for name in names]
     title = "".join(sign if drawable(sign) else "?" for sign in title)
     with warnings.catch_warnings():  # from fonts that matplotlib tries before the one that has the sign
@@ -128,8 +128,25 @@ def _shrunk(photo: Tensor, index_map: Tensor) -> tuple[Tensor, Tensor]:
     return small, index_map[rows][:, columns]
 
 
-def _blend(photo: Tensor, index_map: Tensor, colours: Tensor, opacity: float, has_background: bool) -> Tensor:
-    """The photo under its classes' colours (H, W, 3), with white lines where classes meet."""
+def blend(
+    photo: Tensor, index_map: Tensor, colours: Tensor, opacity: float = 0.55, has_background: bool = False
+) -> Tensor:
+    """Lay the classes' colours on the photo, with white lines where classes meet.
+
+    Args:
+        photo: (H, W, 3), float in 0..1.
+        index_map: (H, W), indices of the colours.
+        colours: (classes, 3) uint8.
+        opacity: of the colours, 0..1.
+        has_background: class 0 is background: the photo shows through, pale.
+
+    Returns:
+        (H, W, 3) float32 in 0..1.
+
+    Example:
+        >>> blend(torch.ones(2, 2, 3), torch.zeros(2, 2), palette(1)).shape
+        torch.Size([2, 2, 3])
+    """
     index = index_map.long()
     mixed = torch.lerp(photo.float(), colours[index].float() / 255, opacity)
     if has_background:
