@@ -22,7 +22,7 @@ def blocks(text: str, *languages: str) -> list[str]:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The arguments of every shell command of a page; lists of usage (a command and, in a column, what it does) are none.
+    """The arguments of every shell command of a page; lists of usage, with a column of what they do, are none.
 
     Lines with an ellipsis stand for something that is left out, and are passed over.
     """

@@ -1,4 +1,4 @@
-"""Commands in README and docs: those of the command line are parsed, scripts exist and know the options, the start runs."""
+"""Commands in README and docs: ours are parsed, scripts exist and know their options, the five-minute start runs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ def of(program: str) -> list[tuple[str, list[str]]]:
     return [(path.name, words) for path in PAGES for words in commands(path.read_text()) if words[0] == program]
 
 
+def page_name(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
 def launched() -> list[tuple[str, list[str]]]:
     """What torchrun starts, from the program's name on."""
     pairs = [(name, words) for name, words in of("torchrun") if "selectivit" in words]
     return [(name, words[words.index("selectivit") :]) for name, words in pairs]
 
 
-@pytest.mark.parametrize(("page", "words"), of("selectivit") + launched(), ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(("page", "words"), of("selectivit") + launched(), ids=page_name)
 def test_the_command_line_takes_what_the_pages_show(page, words, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     try:
@@ -38,7 +42,7 @@ def test_a_wrong_option_would_be_seen():
     assert stop.value.code
 
 
-@pytest.mark.parametrize(("page", "words"), of("python"), ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(("page", "words"), of("python"), ids=page_name)
 def test_scripts_exist_and_know_the_options(page, words):
     if words[1].startswith("-"):
         return

@@ -1,4 +1,4 @@
-"""The site: built offline with warnings as errors, complete, asking no other server; the benchmark page is its results'."""
+"""The site: built with warnings as errors, complete, asking no other server; the benchmark page is the results'."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def test_every_page_is_in_the_site_and_in_its_menu(site):
     menu = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     for path in (ROOT / "docs").glob("*.md"):
         assert (site / path.with_suffix(".html").name).is_file()
-        assert re.search(rf"[ :-] {re.escape(path.name)}$", menu, re.MULTILINE), f"{path.name} is not in mkdocs.yml's nav"
+        assert re.search(rf"[ :-] {re.escape(path.name)}$", menu, re.MULTILINE), (
+            f"{path.name} is not in mkdocs.yml's nav"
+        )
 
 
 def test_pages_load_nothing_from_elsewhere(site):
