@@ -56,6 +56,13 @@ def test_python_blocks_run(path, monkeypatch, tmp_path):
         exec(compile(block, str(path), "exec"), names)
 
 
+def test_the_map_of_the_papers_names_files_that_are_there():
+    named = re.findall(r"`([a-z_0-9/]+(?:\.py|/))`", (ROOT / "docs" / "papers.md").read_text())
+    assert len(named) > 40
+    for name in named:
+        assert (ROOT / name).exists() or (ROOT / "src" / "selectivit" / name).exists(), name
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
