@@ -42,6 +42,9 @@ def test_pages_load_nothing_from_elsewhere(site):
 def test_formulas_are_mathml_and_linked_results_are_there(site):
     page = (site / "entmax.html").read_text()
     assert "<math" in page and "arithmatex" not in page
+    for path in site.glob("*.html"):
+        for formula in re.findall(r"<math.*?</math>", path.read_text(), re.DOTALL):
+            assert "\\" not in formula, f"{path.name}: a command is left as it is in {formula}"
     assert json.loads((site / "benchmarks" / "results" / "entmax_rows.json").read_text())["rows"]
 
 
