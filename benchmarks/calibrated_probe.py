@@ -139,7 +139,7 @@ def main() -> None:
         }
     rows: list[dict] = json.loads(args.out.read_text())["rows"] if args.out.is_file() else []
     record = {
-        "question": "mIoU of a linear probe on frozen features, softmax against untrained entmax in every layer",
+        "question": "mIoU of a linear probe on frozen features, softmax against entmax in every layer",
         "model": args.model,
         "data": args.root.name,
         "size": list(args.size),

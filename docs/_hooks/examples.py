@@ -1,17 +1,16 @@
-"""Griffe extension: the section "Example:" of our docstrings is the Google style's "Examples:", and shows as code."""
+"""Build hook of the reference: a docstring's "Example:" is read as the section that griffe calls "Examples:"."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
-import griffe
+from griffe import Extension
 
 
-class Examples(griffe.Extension):
-    """Renames the section in what is read; the code keeps its word."""
+class Examples(Extension):
+    """Sets the doctests of docstrings as code."""
 
-    def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """Called for each object once it is loaded."""
-        if obj.docstring:
-            obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
+    def on_instance(self, *, obj, **_):
+        """Rename the section's title before the docstring is parsed."""
+        if not obj.is_alias and obj.docstring:
+            obj.docstring.value = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE)

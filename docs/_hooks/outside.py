@@ -41,6 +41,5 @@ def on_page_content(content, page, config, files):
 
 def _mathml(found: re.Match[str]) -> str:
     tag, bracket, latex = found.groups()
-    latex = html.unescape(latex).strip().replace(r"\arg\max", r"\mathrm{arg\,max}")  # an operator that it does not know
     display = "block" if bracket == "[" else "inline"
-    return f'<{tag} class="formula">{convert(latex, display=display)}</{tag}>'
+    return f'<{tag} class="formula">{convert(html.unescape(latex).strip(), display=display)}</{tag}>'

@@ -31,6 +31,13 @@ def test_version(run):
     assert run("--version") == (0, f"selectivit {__version__}\n", "")
 
 
+def test_python_dash_m_is_the_command_line():
+    done = subprocess.run([sys.executable, "-m", "selectivit", "--version"], capture_output=True, text=True)
+    from selectivit import __version__
+
+    assert (done.returncode, done.stdout) == (0, f"selectivit {__version__}\n"), done.stderr
+
+
 def test_an_unknown_command_is_answered_with_the_nearest(run):
     status, out, err = run("feature", "a.jpg")
     assert status == 2 and out == ""
