@@ -68,3 +68,36 @@ def test_regions_and_attributes(clip, data, tmp_path, capsys):
     found = main("regions_and_attributes")([clip, str(tmp_path / "x.json"), f"{data}/images", "--size", "32"])
     assert set(found) == {"qk", "qq", "kk", "vv"}
     assert "3 of 3 regions; drawing captions at random gives 50.00 %" in capsys.readouterr().out
+
+
+def test_entmax_family(tmp_path):
+    found = main("entmax_family")(["--out", str(tmp_path / "family.png")])
+    assert found[1.0] == 60 > found[1.2] > found[1.5] > found[2.0] > 0
+    assert (tmp_path / "family.png").stat().st_size > 5000
+
+
+def test_calibrated_sparsity(tiny_model, photos, capsys):
+    options = [tiny_model, str(photos / "a.jpg"), "--size", "64", "--max-support", "0.6"]
+    found = main("calibrated_sparsity")(options)
+    (plain, far), (share, near) = found["scores as they are"], found["calibrated"]
+    assert plain < share < 1 and near > far
+    assert f"{100 * share:5.1f} %, cosine to softmax's patches {near:.3f}" in capsys.readouterr().out
+
+
+def test_semantic_diffusion(tiny_model, photos):
+    found = main("semantic_diffusion")([tiny_model, str(photos / "a.jpg"), "--size", "32", "--last", "1"])
+    softmax, entmax = found["softmax"], found["entmax"]
+    assert softmax[:2] == entmax[:2] and softmax[2] != entmax[2]
+
+
+def test_where_a_patch_looks(tiny_model, photos, tmp_path):
+    options = [tiny_model, str(photos / "a.jpg"), "--size", "64", "--patch", "1,2", "--out", str(tmp_path / "p.png")]
+    shares = main("where_a_patch_looks")(options)
+    assert len(shares) == 8 and all(shares["softmax", source] == 1 for source in ("qk", "qq", "kk", "vv"))
+    assert shares["entmax", "qk"] < 1 and (tmp_path / "p.png").stat().st_size > 5000
+
+
+def test_elastic_budget(photos):
+    found = main("elastic_budget")(["veca-tiny", str(photos / "a.jpg"), "--size", "28"])
+    assert list(found) == [64, 32, 16, 8, 4, 2, 1]
+    assert found[64] > 0.999 and found[64] > found[8] > found[1]

@@ -7,17 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from documents import PAGES, ROOT, blocks
 from safetensors.torch import save_file
 
 import selectivit as sv
 from selectivit.models.names import EMBEDDED
 
-ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-
 
 def python_blocks(path: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+    return blocks(path.read_text(), "python")
 
 
 def small_clip(name, **_):
@@ -29,7 +27,7 @@ def small_clip(name, **_):
     return model.eval(), open_clip.get_tokenizer("ViT-B-16")
 
 
-@pytest.mark.parametrize("path", [p for p in DOCUMENTS if python_blocks(p)], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [p for p in PAGES if python_blocks(p)], ids=lambda p: p.name)
 def test_python_blocks_run(path, monkeypatch, tmp_path):
     """All blocks of a page in order in one namespace; weights and feature files are replaced by small random ones."""
     timm = pytest.importorskip("timm")
@@ -58,7 +56,7 @@ def test_python_blocks_run(path, monkeypatch, tmp_path):
         exec(compile(block, str(path), "exec"), names)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
         if "://" not in target:

@@ -26,6 +26,7 @@ ORDER = {
     "vis": 4,
     "demo": 5,
     "cli": 6,
+    "__main__": 7,
 }
 HOSTS = {
     "timm": {"swap/timm.py", "models"},

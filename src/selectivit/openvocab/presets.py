@@ -132,7 +132,11 @@ PRESETS: dict[str, Preset] = {
         for scores in ("qk", "qq", "kk", "vv", "qq+kk", "qq+kk+vv")
     },
     "selectivit": Preset(
-        scores="qq+kk+vv", residual=False, ffn=False, **ENTMAX, source="ours: not published; measured on rendered scenes alone"
+        scores="qq+kk+vv",
+        residual=False,
+        ffn=False,
+        **ENTMAX,
+        source="ours: not published; measured on rendered scenes alone",
     ),
 }
 
