@@ -32,6 +32,7 @@ from selectivit.openvocab.segmenter import OpenVocabularySegmenter
 from selectivit.swap.last_blocks import enter
 
 SEED, SIZE, BATCH = 2026, 224, 8
+QUESTION = "mean IoU in per cent on rendered scenes, softmax against entmax per score source, by a CLIP of such scenes"
 SOURCES = ("qk", "qq", "kk", "vv", "qq+kk", "qq+kk+vv")
 
 
@@ -97,7 +98,8 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
     clip, scenes = load_clip(options.model), [scene(SEED, i) for i in range(options.scenes)]
-    content = {"scenes": len(scenes), "seed": SEED, "machine": machine(), "presets": {}, "sources": {}}
+    content = {"question": QUESTION, "scenes": len(scenes), "seed": SEED, "machine": machine()}
+    content |= {"presets": {}, "sources": {}}
     for name, preset in track(PRESETS.items(), "presets"):
         content["presets"][name] = _end_to_end(clip, scenes, preset)
         print(f"{name:16s} {content['presets'][name]}")

@@ -110,6 +110,13 @@ def small(result: dict[str, Any]) -> Iterable[Row]:
     return (plain(row) for row in result["rows"] if row["size"] == "small")
 
 
+def dropped(result: dict[str, Any]) -> Iterable[Row]:
+    for name, found in result["sources"].items():
+        source, _, block = name.partition(", residual and FFN ")
+        if block == "dropped":
+            yield {"scores": source} | {way: miou["all"] for way, miou in found.items()}
+
+
 SMALL = "Shown: the small size; the base size is in the JSON."
 VECA = "python benchmarks/veca_speed.py"
 SECTIONS = {
@@ -144,6 +151,11 @@ SECTIONS = {
     "veca_speed_plain": Section(f"{VECA} --batches 1 --dtypes float32 --onednn off --rounds 0.3 --out …", small, SMALL),
     "veca_speed_batch8": Section(f"{VECA} --pixels 256 512 --batches 8 --rounds 0.2 --out …", small, SMALL),
     "veca_training": Section("python benchmarks/veca_training.py --rounds 5 --out …"),
+    "scenes_segmentation": Section(
+        "python benchmarks/scenes_segmentation.py --scenes 30",
+        dropped,
+        "Shown: the last block's residual and FFN dropped; kept, and every preset, are in the JSON.",
+    ),
 }
 
 
