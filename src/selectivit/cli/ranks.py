@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ def torchrun_ranks() -> Iterator[Ranks]:
 
     # Its functions take the world's group as a default when first imported. Imported later (torch._dynamo does), they
     # would hold the group past its end, and the group's threads, still there at exit, abort the process now and then.
-    import torch.distributed.nn  # noqa: F401
+    importlib.import_module("torch.distributed.nn")
 
     # The ranks meet only once all photos are done, and one may be hours behind another.
     dist.init_process_group("gloo", timeout=timedelta(days=7))

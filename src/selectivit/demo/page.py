@@ -172,7 +172,7 @@ def _segment(answers: Answers, start: Start, photo: Any) -> tuple[Tab, gr.Tab]:
                 elem_id="sv-labels",
             )
             go = gr.Button("Segment", variant="primary")
-            preset = gr.Dropdown(list(PRESETS), value="entmax-qq", label="Preset: how the CLIP is read")
+            preset = gr.Dropdown(list(PRESETS), value="selectivit", label="Preset: how the CLIP is read")
             source = gr.Radio([OWN, ALPHA, AUTO], value=OWN, label="Attention")
             alpha = gr.Slider(1, 2, value=1.2, step=0.05, label="α of entmax")
         with gr.Column(scale=3, min_width=320):

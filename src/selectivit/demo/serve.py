@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 from pathlib import Path
@@ -80,7 +81,7 @@ def need_gradio() -> None:
         ImportError: it is.
     """
     try:
-        import gradio  # noqa: F401
+        importlib.import_module("gradio")
     except ModuleNotFoundError as error:
         raise ImportError(f"{MISSING} ({error})") from error
 
