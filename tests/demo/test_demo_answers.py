@@ -260,6 +260,32 @@ def test_two_at_once_are_not_mixed(made):
     assert wrong == []
 
 
+def test_photos_are_not_mixed(made, photo):
+    """What is kept of one photo is never the answer about another, or about the same at another size."""
+    shelf, _, vit, _ = made
+    memory, other = Memory(100), rendered_scene(1)
+    first = look(shelf, memory, photo, vit, SIZE, None).map
+    assert look(shelf, memory, photo, vit, SIZE, None).map is first
+    for asked, size in ((other, SIZE), (photo, 2 * SIZE)):
+        alone = look(shelf, Memory(100), asked, vit, size, None).map
+        torch.testing.assert_close(look(shelf, memory, asked, vit, size, None).map, alone)
+        assert alone.shape != first.shape or (alone - first).abs().max() > 1e-2
+
+
+def test_no_tab_answers_with_what_is_kept_of_another_photo(made, photo):
+    shelf, _, vit, clip = made
+    preset, other = words.chosen_preset("entmax-qq", None), rendered_scene(1)
+    tabs = (
+        lambda memory, it: at_budget(shelf, memory, it, "veca-tiny", SIZE, 8).features,
+        lambda memory, it: compare_layers(shelf, memory, it, vit, SIZE, Attend()).table,
+        lambda memory, it: words.segment(shelf, memory, it, clip, ["ball", "sky"], preset, "entmax-qq").shares,
+    )
+    for ask in tabs:
+        memory = Memory(100)
+        first = ask(memory, photo)
+        assert ask(memory, other) == ask(Memory(100), other) != first
+
+
 def test_text_of_visitors_is_text(made, photo):
     shelf, memory, _, clip = made
     labels = ["<img src=x onerror=alert(1)>", "${1+1} {{value}}"]
