@@ -16,6 +16,14 @@ pytest.importorskip("jsonargparse")
 
 from selectivit.cli.main import main
 
+# A shell's background jobs, and so tests run in one, start with Ctrl-C ignored; a terminal's do not.
+FROM_A_TERMINAL = (
+    sys.executable,
+    "-c",
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from selectivit.cli.main import main; sys.exit(main(sys.argv[1:]))",
+)
+
 
 @pytest.fixture(scope="module")
 def vit(tmp_path_factory):
@@ -33,7 +41,7 @@ def test_it_serves_until_it_is_interrupted(vit, port, tmp_path):
     (tmp_path / "photos").mkdir()
     write_photo(tmp_path / "photos" / "red.png", (200, 30, 30))
     (tmp_path / "photos" / "broken.jpg").write_bytes(b"no photo")
-    command = [sys.executable, "-m", "selectivit.cli.main", "demo", str(tmp_path / "photos"), "--model", vit]
+    command = [*FROM_A_TERMINAL, "demo", str(tmp_path / "photos"), "--model", vit]
     command += ["--clip", "/no/such/clip", "--port", str(port), "--size", "112", "--device", "cpu"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -43,7 +51,10 @@ def test_it_serves_until_it_is_interrupted(vit, port, tmp_path):
             page = urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=20).read().decode()
         finally:
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=30)
+            try:
+                _, said = process.communicate(timeout=30)
+            finally:
+                process.kill()  # nothing, where it has ended
     assert "<title>" in page or "gradio_config" in page
     assert process.returncode == 0 and "ended" in said and "Traceback" not in said
     assert "broken.jpg is not a picture" in said and "/no/such/clip is not ready" in said
